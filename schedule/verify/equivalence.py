@@ -82,14 +82,16 @@ def empty_report(training: bool) -> EquivalenceReport:
     return EquivalenceReport(skipped=[] if training else [UNTRAINED])
 
 
-def cases(batch: Any, steps: int, optimizer: OptimizerFactory | None, training: bool) -> Iterator[Case]:
+def cases(
+    batch: Any, steps: int, optimizer: OptimizerFactory | None, training: bool, multiple: int = 1
+) -> Iterator[Case]:
     """Yield the given batch with own and perturbed weights, then other shapes with own ones.
 
     Each comes in both modes, or in eval mode if the models are not trained.
     """
     weights: tuple[Weights, ...] = get_args(Weights)
     modes: tuple[Mode, ...] = ("eval", "train") if training else ("eval",)
-    plans = [(batch, each) for each in weights] + [(other, weights[0]) for other in other_shapes(batch)]
+    plans = [(batch, each) for each in weights] + [(other, weights[0]) for other in other_shapes(batch, multiple)]
     for chosen, weight in plans:
         for mode in modes:
             yield Case(mode, weight, chosen, shapes_of(chosen), steps, optimizer, training=training)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from schedule.distributed.communication.verdicts import limited, verdicts_of
-from schedule.distributed.tensor_parallel.modules import is_sharded
+from schedule.distributed.tensor_parallel.modules import is_sharded, ranks_sharing_evenly
 from schedule.primitives.fork_rng import draws_apart
 from schedule.util.errors import VerificationError
 from schedule.verify.bisection import Undoable, first_failing_step, undone
@@ -65,7 +65,8 @@ class Verification:
         return self.report
 
     def _cases(self) -> Iterator[Case]:
-        return cases(self._batch, self._steps, self._optimizer, self._training)
+        multiple = ranks_sharing_evenly(self._sch.module)
+        return cases(self._batch, self._steps, self._optimizer, self._training, multiple)
 
     def _case(
         self, case: Case, tolerance: Tolerance, *, required: bool, alone: bool

@@ -31,7 +31,7 @@ class _Sizes:
     lengths: dict[int, int]
 
 
-def other_shapes(batch: Any) -> list[Any]:
+def other_shapes(batch: Any, multiple: int = 1) -> list[Any]:
     """Return up to four batches like ``batch`` with other numbers of rows and other sequence lengths.
 
     In the last one, these sizes are primes, and differ from each other and from all other sizes of the batch, so that
@@ -41,18 +41,23 @@ def other_shapes(batch: Any) -> list[Any]:
 
     Args:
         batch: inputs of the model: a mapping, tuple, list or tensor.
+        multiple: of which the sequence lengths are, such as the number of ranks that share a sequence.
 
     Returns:
         Batches of the same structure. The list is empty for a batch with opaque values such as a cache, which has a
         size of its own.
     """
+
+    def even(length: int) -> int:
+        return -(-length // multiple) * multiple
+
     return _planned(
         batch,
         lambda rows: [
-            (rows + 1, lambda n, rank: n + 3),
-            (rows - 1 or 2, lambda n, rank: max(2, n - 2)),
-            (rows + 2, lambda n, rank: max(2, n // 2 + 1)),
-            _apart(batch),
+            (rows + 1, lambda n, rank: even(n + 3)),
+            (rows - 1 or 2, lambda n, rank: even(max(2, n - 2))),
+            (rows + 2, lambda n, rank: even(max(2, n // 2 + 1))),
+            _apart(batch, multiple),
         ],
     )
 
@@ -73,10 +78,10 @@ def small_shapes(batch: Any) -> list[Any]:
     )
 
 
-def _apart(batch: Any) -> tuple[int, Callable[[int, int], int]]:
+def _apart(batch: Any, multiple: int) -> tuple[int, Callable[[int, int], int]]:
     """Return a plan with primes as number of rows and lengths, all different from every size of the batch."""
-    rows, *lengths = [n for n in _PRIMES if n not in _taken(batch)]
-    return rows, lambda n, rank: lengths[rank + 1]
+    rows, *lengths = [n for n in _PRIMES if _taken(batch).isdisjoint((n, n * multiple))]
+    return rows, lambda n, rank: lengths[rank + 1] * multiple
 
 
 def _taken(batch: Any) -> set[int]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 
+from fused.torch_internals.modes import without_dispatch_modes
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves, rebuilt_sequence
 from schedule.distributed.communication.collectives import (
@@ -72,7 +73,8 @@ def attention_in_context_parallel(
     mask: Any = None if attn_mask is None else _own_rows(attn_mask, begin, own, whole.shape[-2], group)
     if is_causal:  # later keys are hidden from all of these queries
         key, value = key[..., : begin + own, :], value[..., : begin + own, :]
-        mask = causal_lower_right(own, begin + own)
+        with without_dispatch_modes():  # under one, this subclass of tensors cannot be made
+            mask = causal_lower_right(own, begin + own)
     return F.scaled_dot_product_attention(query, key, value, mask, dropout_p, scale=scale, enable_gqa=enable_gqa)
 
 

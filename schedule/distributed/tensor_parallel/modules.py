@@ -258,6 +258,13 @@ def is_sharded(root: nn.Module) -> bool:
     return any(sharding_of(module) is not None for module in root.modules())
 
 
+def ranks_sharing_evenly(root: nn.Module) -> int:
+    """Return the number of ranks that share a dimension of an activation, such as the sequence, in equal parts, or 1."""
+    found = (sharding for module in root.modules() if (sharding := sharding_of(module)) is not None)
+    even = (one.ranks for one in found if any(sync.axis is not None or sync.reshards for sync in one.syncs.values()))
+    return next(even, 1)
+
+
 def incomplete(module: nn.Module, sharding: ModuleSharding) -> str:
     """Describe the shards still needed before ``module`` can run. Return "" if it is complete."""
     if original_class(module) in BATCH_NORMS and sharding.splits:
