@@ -24,7 +24,7 @@ from schedule.core.wrapping import unwrapped, wrapped
 from schedule.runtime.logs import log_trace
 from schedule.runtime.scheduled import ScheduledState, as_scheduled, forward_of, state_of, uncounted
 from schedule.util.copying import copied_where_possible
-from schedule.util.errors import TraceError
+from schedule.util.errors import ShardError, TraceError
 from schedule.util.generators import torch_states
 from schedule.util.user_code import UserCodeError, user_code
 
@@ -270,7 +270,7 @@ class Graphs:
                     with user_code(), intercepted_calls(self.root, comparison.on_call):
                         self.root(*args, **kwargs)
                     ran += 1
-                except UserCodeError:  # it does not take this shape
+                except (UserCodeError, ShardError):  # it does not take this shape
                     continue
         return wrong
 

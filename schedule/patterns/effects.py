@@ -31,6 +31,7 @@ from schedule.patterns import optable  # the import fills the vocabulary
 from schedule.patterns.ops import (
     METHODS,
     PURE,
+    VIEWS,
     CannotBind,
     Form,
     arguments_of,
@@ -140,7 +141,7 @@ def _function_effects(node: fx.Node) -> Effects:
         return VIEW
     if reads_metadata(node) or target in _PURE_NUMBERS or isinstance(target, Constant):
         return FRESH
-    if target in _CONTAINERS or getattr(target, "__module__", "") == "torch.return_types":
+    if target in _CONTAINERS or target in VIEWS or getattr(target, "__module__", "") == "torch.return_types":
         return VIEW
     if target in PURE:
         return Effects(rng=PURE[target], fresh=True)

@@ -141,6 +141,7 @@ ModuleArguments = Callable[[Any], Mapping[str, Any] | None]
 """Returns the arguments of a module's operation, or None if the module does more than that operation."""
 MODULES: dict[type[nn.Module], tuple[str, ModuleArguments]] = {}
 PURE: dict[Any, bool] = {}
+VIEWS: set[Any] = set()
 """Callables declared free of side effects → whether they draw random numbers."""
 
 
@@ -307,6 +308,11 @@ def declare_pure(function: Callable[..., Any], *, rng: bool = False) -> None:
     ``rng`` says whether it draws random numbers.
     """
     PURE[function] = rng
+
+
+def declare_view(function: Callable[..., Any]) -> None:
+    """Declare that ``function`` returns a view of its arguments, free of side effects on them."""
+    VIEWS.add(function)
 
 
 def find_form(kind: str, target: Any) -> Form | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -111,6 +111,8 @@ class Shape:
         hidden: size of the hidden states.
         heads: number of heads by which attention can be sharded.
         mixture: of experts, if there are any.
+        keys: features of the keys of a layer, as many as of its values; 0 for those of the hidden states.
+        outside: number of the parameters that are in no layer: the embedding, the head and the last norm.
     """
 
     parameters: int
@@ -118,6 +120,8 @@ class Shape:
     hidden: int
     heads: int
     mixture: Mixture | None = None
+    keys: int = field(default=0, compare=False)
+    outside: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, model: nn.Module) -> Shape:
@@ -134,9 +138,11 @@ class Shape:
                 fix="Shape(parameters=…, layers=…, hidden=…, heads=…)",
             )
         layers, hidden, heads = (getattr(config, name) for name in names)
-        shared = math.gcd(heads, getattr(config, "num_key_value_heads", None) or heads)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        return cls(parameters, layers, hidden, shared, Mixture.of(model))
+        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        keys = key_heads * (getattr(config, "head_dim", None) or hidden // heads)
+        sizes = {path: parameter.numel() for path, parameter in model.named_parameters()}
+        outside = sum(size for path, size in sizes.items() if not any(map(str.isdigit, path.split("."))))
+        return cls(sum(sizes.values()), layers, hidden, math.gcd(heads, key_heads), Mixture.of(model), keys, outside)
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,7 @@ class StepTime:
         stages: additional time of a pipeline: its bubble, and messages from stage to stage.
         reached: fraction of the peak reached by products.
         experts: all-to-alls between tokens and experts, not overlapped with compute.
+        context: messages of shared sequences, not overlapped with compute.
     """
 
     compute: float
@@ -158,6 +165,7 @@ class StepTime:
     stages: float = 0.0
     reached: float = 1.0
     experts: float = 0.0
+    context: float = 0.0
 
     @property
     def hidden(self) -> bool:
@@ -167,7 +175,7 @@ class StepTime:
     def seconds(self, hiding: bool = True) -> float:
         """Return the total time."""
         seen = max(0.0, self.data - self.compute / 2) if hiding else self.data
-        return self.compute + self.tensor + self.experts + self.stages + seen
+        return self.compute + self.tensor + self.experts + self.context + self.stages + seen
 
     def of_peak(self, hiding: bool = True) -> float:
         """Return the reached FLOP/s as a fraction of the peak."""
@@ -188,8 +196,9 @@ def step_time(
     parts: int = 1,
     recomputed: bool = False,
     experts: int = 1,
+    context: int = 1,
 ) -> StepTime:
-    """Compute the time of one step on ``tensor`` × ``stages`` × ``data`` devices.
+    """Compute the time of one step on ``tensor`` × ``context`` × ``stages`` × ``data`` devices.
 
     Args:
         shape: of the model.
@@ -205,12 +214,15 @@ def step_time(
         experts: of the ``data`` groups, how many have different experts, each with all devices of ``tensor``; 1 shards
             the width of each expert instead. It replaces the all-reduces around experts by all-to-alls over all of
             these devices, and all-gathers over ``tensor``.
+        context: devices that share each sequence; what is outside the layers, each computes for all tokens.
     """
     passes = 4 if recomputed else 3  # a backward pass counts as two
     mixture = shape.mixture or _NO_EXPERTS
-    flops = 2 * passes * (shape.parameters - mixture.idle) + 4 * passes * shape.layers * shape.hidden * sequence
+    inside = shape.parameters - mixture.idle - shape.outside
+    layers = 2 * passes * inside + 4 * passes * shape.layers * shape.hidden * sequence
+    flops = layers / context + 2 * passes * shape.outside
     compute = flops * tokens / (tensor * stages) / (machine.peak * machine.reached)
-    message = BYTES * tokens / parts * shape.hidden
+    message = BYTES * tokens / parts * shape.hidden / context
     reduced = machine.linking(tensor).all_reduce(message, tensor)
     reductions = 2 * (passes - 1) * shape.layers / stages * parts * reduced
     spread = mixture.parameters if experts > 1 else 0
@@ -224,10 +236,45 @@ def step_time(
         both = 2 * (passes - 1) * network.all_to_all(pairs, tensor * experts)
         exchanged = times * (both + (passes - 2) * network.all_to_all(counts, tensor * experts))
         reductions -= times * (passes - 1) * reduced  # an all-gather instead of an all-reduce, twice half as much
-    slot = (compute + reductions + exchanged) / parts
+    sharing = machine.linking(tensor * context)
+    shared = context_bytes(shape, tokens, context, tensor, stages, parts, recomputed) / sharing.bandwidth
+    shared += sharing.alpha * (context - 1) * parts * ((passes - 1) * shape.layers / stages + 4)
+    slot = (compute + reductions + exchanged + shared) / parts
     sent = 2 * machine.linking(tensor * stages).send(message / tensor) if stages > 1 else 0.0
     added = (stages - 1) * slot + (parts + stages - 1) * sent
-    return StepTime(compute, reductions, gradients, added, machine.reached, exchanged)
+    return StepTime(compute, reductions, gradients, added, machine.reached, exchanged, shared)
+
+
+def context_bytes(
+    shape: Shape,
+    tokens: int,
+    context: int,
+    tensor: int = 1,
+    stages: int = 1,
+    parts: int = 1,
+    recomputed: bool = False,
+    number: int = BYTES,
+) -> float:
+    """Return the bytes that each device sends in a step because ``context`` devices share each sequence.
+
+    The keys and values of a layer are all-gathered in each forward pass, and their gradients reduce-scattered. The
+    hidden states after the last layer are all-gathered, and so is the gradient of those before the first. In each
+    micro-batch the gradients of the layers' parameters are all-reduced.
+
+    Args:
+        shape: of the model.
+        tokens: per step, of the devices that share sequences.
+        context: those devices.
+        tensor: devices that share a layer.
+        stages: of the pipeline.
+        parts: micro-batches per step.
+        recomputed: whether layers run forward once more.
+        number: bytes of a number.
+    """
+    passes = 3 if recomputed else 2
+    keys = passes * tokens * 2 * (shape.keys or shape.hidden) * shape.layers / (stages * tensor)
+    gradients = 2 * parts * (shape.parameters - shape.outside) / (stages * tensor)
+    return number * (keys + 2 * tokens * shape.hidden + gradients) * (context - 1) / context
 
 
 def peak_bytes(
@@ -238,6 +285,7 @@ def peak_bytes(
     parts: int = 1,
     recomputed: bool = False,
     experts: int = 1,
+    context: int = 1,
 ) -> int:
     """Return the bytes of the fullest device: weights, gradients, AdamW, and saved activations of the layers.
 
@@ -253,8 +301,10 @@ def peak_bytes(
         parts: micro-batches per step.
         recomputed: whether layers run forward once more.
         experts: groups with different experts, as for :func:`step_time`.
+        context: devices that share each sequence.
     """
     elsewhere = (shape.mixture or _NO_EXPERTS).parameters * (1 - 1 / experts)
+    tokens = tokens // context
     whole = (10 + 24 / tensor) * tokens * shape.hidden
     layers = shape.layers / stages * min(stages, parts)
     activations = 2 * tokens * shape.hidden * layers + whole if recomputed else whole * layers
@@ -265,8 +315,8 @@ class ModeledStep:
     """Modeled cost for :func:`schedule.tune` of a training step on many devices, without running it.
 
     Its knobs are ``split`` (tensor parallel, pipeline; the rest is data parallel), ``micro_batch`` (rows per part),
-    ``recomputed``, and ``experts`` (data-parallel groups over which experts are spread). Time is in seconds, memory in
-    bytes of the fullest device::
+    ``recomputed``, ``experts`` (data-parallel groups over which experts are spread) and ``context`` (devices that share
+    each sequence). Time is in seconds, memory in bytes of the fullest device::
 
         cost = ModeledStep(Shape.of(model), devices=64, rows=512, sequence=4096)
         space = {"split": schedule.splits(64), "micro_batch": [1, 2, 4], "recomputed": [False, True]}
@@ -291,15 +341,17 @@ class ModeledStep:
         micro_batch: int = 1,
         recomputed: bool = False,
         experts: int = 1,
+        context: int = 1,
     ) -> Measured:
         """Compute time and memory of a step.
 
         Raises:
-            NotApplicable: heads, layers, devices, rows or experts cannot be divided evenly.
+            NotApplicable: heads, layers, tokens, devices, rows or experts cannot be divided evenly.
         """
         tensor, stages = split
-        data = self.devices // (tensor * stages)
-        self._check_shares("devices", self.devices, tensor * stages)
+        self._check_shares("devices", self.devices, tensor * context * stages)
+        data = self.devices // (tensor * context * stages)
+        self._check_shares("tokens", self.sequence, context)
         self._check_shares("heads", self.shape.heads, tensor)
         self._check_shares("layers", self.shape.layers, stages)
         self._check_shares("rows", self.rows, data * micro_batch)
@@ -308,9 +360,19 @@ class ModeledStep:
             self._check_shares("experts", (self.shape.mixture or _NO_EXPERTS).experts, tensor * experts)
         parts, tokens = self.rows // (data * micro_batch), micro_batch * self.sequence
         time = step_time(
-            self.shape, self.machine, self.sequence, parts * tokens, tensor, stages, data, parts, recomputed, experts
+            self.shape,
+            self.machine,
+            self.sequence,
+            parts * tokens,
+            tensor,
+            stages,
+            data,
+            parts,
+            recomputed,
+            experts,
+            context,
         )
-        memory = peak_bytes(self.shape, tokens, tensor, stages, parts, recomputed, experts)
+        memory = peak_bytes(self.shape, tokens, tensor, stages, parts, recomputed, experts, context)
         return Measured(time.seconds(), memory)
 
     def _check_shares(self, what: str, count: int, ways: int) -> None:

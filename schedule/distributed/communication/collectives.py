@@ -21,6 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from schedule.distributed.communication.chunks import chunk_bounds
 from schedule.distributed.communication.groups import exchanged, group_rank, group_size, stacked, summed, summed_part
+from schedule.patterns.ops import declare_view
 from schedule.util.errors import ShardError
 
 # -- without gradients --------------------------------------------------------------------------------------
@@ -221,6 +222,9 @@ def copy_to_tensor_parallel(x: Tensor, group: str) -> Tensor:
     """Return the replicated ``x`` unchanged, and all-reduce its gradient."""
     result: Tensor = _Copy.apply(x, group)
     return result
+
+
+declare_view(copy_to_tensor_parallel)  # it communicates in the backward pass only
 
 
 @leaf

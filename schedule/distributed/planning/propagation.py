@@ -216,9 +216,9 @@ class _Propagation(Shapes):
             for at, dim in enumerate(mask[:-2]):
                 if dim:
                     equate(q[at + len(q) - len(mask)], dim)
-            for dim, other in zip(mask[-2:], (q[-2], k[-2]), strict=True) if self.gathers else ():
-                if dim:
-                    equate(other, dim)
+            for rows, positions in zip(mask[-2:], (q[-2], k[-2]), strict=True) if self.gathers else ():
+                if rows:
+                    equate(positions, rows)
         return [*q[:-1], v[-1]]
 
     # -- modules -----------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from schedule.distributed.communication.collectives import (
 from schedule.distributed.communication.groups import group_rank, group_size
 from schedule.util.errors import ShardError
 
-
 _PLAIN = (Tensor, TensorSpec, torch.dtype, torch.device, torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN += (bool, int, float, str, type(None))  # type: ignore[assignment]
 

@@ -259,7 +259,7 @@ def is_sharded(root: nn.Module) -> bool:
 
 
 def ranks_sharing_evenly(root: nn.Module) -> int:
-    """Return the number of ranks that share a dimension of an activation, such as the sequence, in equal parts, or 1."""
+    """Return the number of ranks that share a dimension of activations in equal parts, such as the sequence, or 1."""
     found = (sharding for module in root.modules() if (sharding := sharding_of(module)) is not None)
     even = (one.ranks for one in found if any(sync.axis is not None or sync.reshards for sync in one.syncs.values()))
     return next(even, 1)

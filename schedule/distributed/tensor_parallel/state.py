@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -90,12 +91,19 @@ class Sharded:
             self.whole_forward(caller[0])
 
     def received(self, module: nn.Module) -> TensorSpec | None:
-        """Return the spec of the first tensor passed to ``module`` in the recorded run, or None."""
+        """Return the spec of the first tensor passed to ``module`` in the recorded run, or None.
+
+        In a module that runs on parts of the sequence, it has this rank's part of the dimension before the last.
+        """
         calls = self.whole_calls.get(module)
         if not calls:
             return None
         given = [*calls[0].args, *calls[0].kwargs.values()]
-        return next((leaf for leaf in given if isinstance(leaf, TensorSpec)), None)
+        spec = next((leaf for leaf in given if isinstance(leaf, TensorSpec)), None)
+        above = (sharding_of(ancestor) for ancestor, _ in self.tree.ancestors(self.tree.path_of(module)))
+        if spec is None or not any(one is not None and one.context is not None for one in above):
+            return spec
+        return replace(spec, shape=(*spec.shape[:-2], spec.shape[-2] // self.tp.size, spec.shape[-1]))
 
     def caller_of(self, path: str) -> tuple[nn.Module, str] | None:
         """Return the nearest ancestor of ``path`` called in the recorded run, and the relative path from it."""
