@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from schedule.tuning.cost_model import Machine, Shape, StepTime, step_time
+from schedule.tuning.cost_model import Machine, Shape, StepTime, peak_bytes, step_time
 
 A100 = Machine()
 NVLINK, NODES = A100.inside, A100.between
@@ -39,7 +39,12 @@ class Llama:
         """Number of all parameters, with separate embeddings and head."""
         attention = 2 * self.hidden**2 * (1 + self.kv_heads / self.heads)
         layer = attention + 3 * self.hidden * self.ffn + 2 * self.hidden
-        return int(self.layers * layer) + 2 * self.vocabulary * self.hidden + self.hidden
+        return int(self.layers * layer) + self.outside
+
+    @property
+    def outside(self) -> int:
+        """Number of parameters outside of the layers: embedding, head and last norm."""
+        return 2 * self.vocabulary * self.hidden + self.hidden
 
 
 SHAPES = {"7B": Llama(4096, 32, 11008, 32, 32, 16384), "70B": Llama(8192, 80, 28672, 64, 8, 4096)}
@@ -71,9 +76,25 @@ def table() -> Iterator[str]:
         )
 
 
+def long_sequences() -> Iterator[str]:
+    """Yield the lines of the document's table of tensor and of context parallelism on eight GPUs."""
+    yield "| model | tokens | TP 8: messages | step | memory | CP 8: messages | step | memory |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, llama in SHAPES.items():
+        keys = llama.hidden * llama.kv_heads // llama.heads
+        shape = Shape(llama.parameters, llama.layers, llama.hidden, llama.kv_heads, keys, llama.outside)
+        for tokens in (SEQUENCE, 2**15, 2**17):
+            cells = [name, f"{tokens:,}"]
+            for tensor, context in ((8, 1), (1, 8)):
+                one = step_time(shape, A100, tokens, tokens, tensor, context=context)
+                size = peak_bytes(shape, tokens, tensor, context=context)
+                cells += [f"{one.tensor + one.context:.2f} s", f"{one.seconds():.1f} s", f"{size / 1e9:,.0f} GB"]
+            yield f"| {' | '.join(cells)} |"
+
+
 def main() -> None:
-    """Print the table, and the two figures of its last row quoted in the document."""
-    print("\n".join(table()))
+    """Print the tables, and the two figures of its last row quoted in the document."""
+    print("\n".join([*table(), "", *long_sequences()]))
     largest = step(SHAPES["70B"], 8, 128)
     print(f"\nlast row, with nothing hidden: {largest.of_peak(hiding=False):.0%}")
     print(f"its tensor parallelism between nodes: {largest.tensor * NVLINK.bandwidth / NODES.bandwidth:.0f} s")

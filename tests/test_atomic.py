@@ -51,7 +51,7 @@ PRIMITIVES: dict[str, Attempt] = {
 
 
 SPARES: dict[str, nn.Module] = {}
-ELSEWHERE = {"fork_rng", "shard", "shard_experts", "sync", "shard_plan", "apply_plan"}
+ELSEWHERE = {"fork_rng", "shard", "shard_experts", "sync", "context_parallel", "shard_plan", "apply_plan"}
 """These need a mesh: see ``tests/distributed``."""
 
 

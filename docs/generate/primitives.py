@@ -9,7 +9,10 @@ GROUPS = {
     "Look": ("find", "find_parallel", "trace", "trace_until"),
     "Rewrite": ("fuse", "replace", "replace_all", "decompose", "optimize"),
     "Memory and random numbers": ("checkpoint", "fork_rng", "annotate"),
-    "Several devices": ("shard", "shard_experts", "sync", "shard_plan", "apply_plan", "cut_pipeline_stage"),
+    "Several devices": (
+        *("shard", "shard_experts", "sync", "context_parallel"),
+        *("shard_plan", "apply_plan", "cut_pipeline_stage"),
+    ),
 }
 
 

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 import schedule
 from schedule.api.simulate import simulate
+from schedule.distributed import full_tensor
 from schedule.distributed.communication.groups import Collective
 from schedule.distributed.planning.plan import Plan
 from schedule.distributed.tensor_parallel import contexts
@@ -146,6 +148,30 @@ def optimized(mesh: Any) -> None:
     for one in (model, twin):
         one(**given(padded=True, length=12)).loss.backward()
     gradients_alike(model, twin)
+
+
+def rows_and_sequences(mesh: Any) -> None:
+    """Two by two: FSDP2 shards the parameters over the ranks that have other rows."""
+    both, batch = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp")), given(padded=True)
+    rows = [{name: value[row : row + 1] for name, value in batch.items()} for row in range(2)]
+    model = llama()
+    twin, sch = copy.deepcopy(model), schedule.create_schedule(model, rows[0], both)
+    shared(sch)
+    for layer in sch["model.layers.*"]:
+        fully_shard(layer.module, mesh=both["dp"])
+    fully_shard(model, mesh=both["dp"])
+    model(**rows[both.get_local_rank("dp")]).loss.backward()
+    for row in rows:
+        (twin(**row).loss / 2).backward()
+    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(
+            full_tensor(p.grad), q.grad, rtol=1e-3, atol=1e-5, msg=lambda text, at=name: at + text
+        )
+
+
+@pytest.mark.slow
+def test_rows_and_sequences() -> None:
+    launch.passes(rows_and_sequences, ranks=4, limit=300)
 
 
 def test_trained_as_on_one_device() -> None:

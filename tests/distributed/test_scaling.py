@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.scaling import NODES, NVLINK, SHAPES, step, table
+from benchmarks.scaling import NODES, NVLINK, SHAPES, long_sequences, step, table
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "scaling.md").read_text()
@@ -17,6 +17,7 @@ DOCUMENT = (ROOT / "docs" / "scaling.md").read_text()
 
 def test_the_table_is_what_the_model_gives() -> None:
     assert "\n".join(table()) in DOCUMENT
+    assert "\n".join(long_sequences()) in DOCUMENT
 
 
 def test_the_counts_are_those_of_the_benchmark() -> None:

@@ -261,8 +261,12 @@ def is_sharded(root: nn.Module) -> bool:
 def ranks_sharing_evenly(root: nn.Module) -> int:
     """Return the number of ranks that share a dimension of activations in equal parts, such as the sequence, or 1."""
     found = (sharding for module in root.modules() if (sharding := sharding_of(module)) is not None)
-    even = (one.ranks for one in found if any(sync.axis is not None or sync.reshards for sync in one.syncs.values()))
+    even = (one.ranks for one in found if any(map(_needs_even_parts, one.syncs.values())))
     return next(even, 1)
+
+
+def _needs_even_parts(sync: Sync) -> bool:
+    return sync.reshards or (sync.axis is not None and sync.op != "all_gather")
 
 
 def incomplete(module: nn.Module, sharding: ModuleSharding) -> str:
