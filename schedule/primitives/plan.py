@@ -94,6 +94,9 @@ def shard_plan(
     state.whole = sch.tree.graphs.recording
     if context is not False:
         check_context(sch.tree.mesh)
+        if sequence or parallel_loss:
+            option = "sequence" if sequence else "parallel_loss"
+            raise ShardError(f"{option} is for heads and features", fix=f"leave out {option}, or context")
         shared = find_contexts(sch.module, state)
         if context:
             return shared if shared.groups else _refuse_contexts(shared)

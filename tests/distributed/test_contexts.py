@@ -174,6 +174,23 @@ def test_rows_and_sequences() -> None:
     launch.passes(rows_and_sequences, ranks=4, limit=300)
 
 
+def checkpointed_by_transformers(mesh: Any) -> None:
+    """The layers recompute their attention over the ranks."""
+    for reentrant in (False, True):
+        model = llama(layers=1)
+        twin = copy.deepcopy(model)
+        shared(schedule.create_schedule(model, given(padded=True), mesh))
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        for one in (model, twin):
+            one.train()(**given(padded=True)).loss.backward()
+        gradients_alike(model, twin)
+
+
+@pytest.mark.slow
+def test_checkpointed_by_transformers() -> None:
+    launch.passes(checkpointed_by_transformers)
+
+
 def test_trained_as_on_one_device() -> None:
     """Recorded under a mask, and called under masks and without."""
     launch.passes(partial(trained_alike, share=by_hand, padding=(True, False, True, False, True)))
@@ -252,6 +269,9 @@ def test_what_cannot_be_shared() -> None:
     ):
         with pytest.raises(ShardError, match=why):
             schedule.create_schedule(make(), batch).shard_plan(2, context=True)
+    sch = schedule.create_schedule(llama(layers=1), given())
+    with pytest.raises(ShardError, match="sequence is for heads and features"):
+        sch.shard_plan(2, context=True, sequence=True)
     model = llama(layers=1)
     model.config.use_cache = True
     with pytest.raises(ShardError, match="past_key_values is a DynamicCache"):

@@ -38,6 +38,15 @@ def test_every_tensor_with_the_sequence_length_follows() -> None:
     assert batch["input_ids"].shape == (2, 10)
 
 
+def test_lengths_that_ranks_share() -> None:
+    """Each a multiple, longer, shorter and apart from all others."""
+    batch = {"input_ids": torch.arange(20).view(2, 10), "decoder_input_ids": torch.arange(14).view(2, 7)}
+    lengths = [
+        (one["input_ids"].shape[1], one["decoder_input_ids"].shape[1]) for one in other_shapes(batch, multiple=4)
+    ]
+    assert lengths == [(16, 12), (8, 8), (8, 4), (4 * 17, 4 * 13)]
+
+
 def test_images_vary_in_rows_alone() -> None:
     batch = {"pixel_values": torch.randn(2, 3, 8, 8), "labels": torch.tensor([0, 1])}
     assert [shapes(b) for b in other_shapes(batch)] == [

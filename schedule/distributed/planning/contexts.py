@@ -71,7 +71,10 @@ def find_contexts(root: nn.Module, state: Sharded) -> Plan:
         except ShardError as error:
             whole[f"sequence of {chain[0].path}"] = error.why
             continue
-        if any(context.attention for context in found):
+        without = [link.path for link, one in zip(chain, found, strict=True) if one.inputs and not one.attention]
+        if without:
+            whole[f"sequence of {chain[0].path}"] = f"{without[0]} has other inputs and no attention"
+        elif any(context.attention for context in found):
             groups += [_group(link, context, root) for link, context in zip(chain, found, strict=True)]
             first, last = chain[0], chain[-1]
             boundaries.append(SyncStep(first.path, "fwd_pre", "scatter", 1, first.argument, first.nbytes))

@@ -70,11 +70,13 @@ def attention_in_context_parallel(
     whole = gather_from_sequence_parallel(torch.cat((key, value), -1), group, -2)
     key, value = whole[..., :width], whole[..., width:]
     mask: Any = None if attn_mask is None else _own_rows(attn_mask, begin, own, whole.shape[-2], group)
-    if is_causal:  # later keys are hidden from all of these queries
+    if is_causal and mask is None:  # later keys are hidden from all of these queries
+        is_causal = False
         key, value = key[..., : begin + own, :], value[..., : begin + own, :]
         with without_dispatch_modes():  # under one, this subclass of tensors cannot be made
             mask = causal_lower_right(own, begin + own)
-    return F.scaled_dot_product_attention(query, key, value, mask, dropout_p, scale=scale, enable_gqa=enable_gqa)
+    how: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    return F.scaled_dot_product_attention(query, key, value, mask, **how)
 
 
 def _own_rows(mask: Tensor, begin: int, own: int, length: int, group: str) -> Tensor:
