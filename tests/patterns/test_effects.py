@@ -13,6 +13,7 @@ from fused.torch_internals.tensors import storage_of
 from schedule.capture.tracing.effects import changed, uses_random
 from schedule.capture.tracing.regions import begin_autocast
 from schedule.patterns import declare_pure, effects
+from schedule.patterns.ops import declare_view
 
 
 def node_of(target, *extra, kind="call_function", meta=None, **kwargs):
@@ -138,3 +139,11 @@ def test_declared_pure():
     assert effects(node_of(mine)).pure
     declare_pure(mine, rng=True)
     assert effects(node_of(mine)).rng
+
+
+def test_declared_view():
+    def mine(x):
+        return x
+
+    declare_view(mine)
+    assert effects(node_of(mine)).pure and not effects(node_of(mine)).fresh
