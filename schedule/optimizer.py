@@ -100,7 +100,7 @@ class _Planned:
 
 @dataclass(frozen=True)
 class _Called:
-    """What a search in a graph depends on of the modules that the graph calls.
+    """State of the modules called by a graph, as far as a search in the graph depends on it.
 
     Attributes:
         effects: of each call.

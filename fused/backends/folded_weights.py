@@ -31,7 +31,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 @dataclass(frozen=True)
 class _Folded:
-    """Folded weight and bias, with copies of the parameters and the settings that they were computed from."""
+    """Folded weight and bias, with copies of the parameters and settings behind them."""
 
     parameters: Parameters
     settings: Any
@@ -70,7 +70,7 @@ def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
 
 @dataclass(frozen=True)
 class Packing:
-    """Settings of a convolution of two dimensions that oneDNN computes with packed weights.
+    """Settings of a convolution of two dimensions, computed by oneDNN with packed weights.
 
     Attributes:
         stride, padding, dilation: for each dimension.
@@ -84,7 +84,7 @@ class Packing:
 
     @classmethod
     def of(cls, x: Tensor, weight: Tensor, settings: Sequence[Any]) -> Packing | None:
-        """Return the settings for which packed weights compute what torch computes, or None.
+        """Return the settings if packed weights compute the same as torch, else None.
 
         oneDNN's results have the channels last, as torch's have if those of the image or the weight are last.
 

@@ -119,7 +119,7 @@ class MLP(nn.Module):
         is_mtp_layer: bool = False,
         **settings: Any,
     ) -> MLP:
-        """Build the MLP of Megatron's transformer layer, which calls this with its process groups.
+        """Build the MLP of Megatron's transformer layer, as called by it with its process groups.
 
         Args:
             submodules, config: as for the class.

@@ -220,7 +220,7 @@ def _is_untouched(module: nn.Module) -> bool:
 
 
 def _sequential_effects(layers: Sequence[Effects]) -> Effects:
-    """Return the effects of layers that are called one after another, the first with the arguments of the node."""
+    """Return the effects of layers called one after another, the first with the arguments of the node."""
     if any(layer.opaque for layer in layers):
         return OPAQUE
     fresh = [number for number, layer in enumerate(layers) if layer.fresh]

@@ -311,7 +311,7 @@ def declare_pure(function: Callable[..., Any], *, rng: bool = False) -> None:
 
 
 def declare_view(function: Callable[..., Any]) -> None:
-    """Declare that ``function`` returns a view of its arguments, free of side effects on them."""
+    """Declare ``function`` to return a view of its arguments, free of side effects on them."""
     VIEWS.add(function)
 
 

@@ -50,7 +50,7 @@ def _half_turned(x: Value, name: str) -> Value:
 
 
 def _apart(x: Value, name: str, parts: tuple[int, int]) -> Value:
-    """Match a view with the last dimension taken apart into these parts, of which one is 2."""
+    """Match a view with the last dimension taken apart into these parts, one of them 2."""
 
     def are_parts(sizes: Any) -> bool:
         return isinstance(sizes, (tuple, list)) and tuple(sizes) == parts

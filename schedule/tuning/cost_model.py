@@ -97,7 +97,7 @@ class Mixture:
 
     @property
     def idle(self) -> float:
-        """Number of parameters that do not compute with a token."""
+        """Number of parameters without a part in the computation of a token."""
         return self.parameters * (1 - self.chosen / self.experts)
 
 
@@ -255,7 +255,7 @@ def context_bytes(
     recomputed: bool = False,
     number: int = BYTES,
 ) -> float:
-    """Return the bytes that each device sends in a step because ``context`` devices share each sequence.
+    """Return the bytes sent by each device in a step because ``context`` devices share each sequence.
 
     The keys and values of a layer are all-gathered in each forward pass, and their gradients reduce-scattered. The
     hidden states after the last layer are all-gathered, and so is the gradient of those before the first. In each

@@ -159,7 +159,7 @@ class _Trials:
         yield sizes.whole(self.ids, sizes.rows)
 
     def shapes_of_weights(self) -> Iterator[tuple[int, ...]]:
-        """Yield shapes of one row of what a linear layer or convolution with each of the weights takes.
+        """Yield shapes of one row of the input of a linear layer or convolution with each of the weights.
 
         Without weights, it is a vector.
         """

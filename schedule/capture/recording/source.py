@@ -64,7 +64,7 @@ def raised(error: Exception) -> TraceError:
 
 
 class NeedsData(TraceError):
-    """Error for Python code that needs values of a tensor that were not recorded."""
+    """Error for Python code in need of values of a tensor, which were not recorded."""
 
 
 def data_dependent(func: Any) -> NeedsData:

@@ -167,7 +167,7 @@ def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[No
 
 
 def repeatable(root: nn.Module, made: Iterable[Made]) -> bool:
-    """Check whether all these calls may be made again: another graph then runs in place of the one that made them."""
+    """Check whether all these calls may be repeated: another graph then runs in place of the one with the calls."""
     return all(_is_repeatable(root.get_submodule(each.path), each) for each in made)
 
 

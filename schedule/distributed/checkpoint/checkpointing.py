@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from fused.sharding import local_part
-from fused.torch_internals.optimizers import initialize_state
+from fused.torch_internals.sharded import initialize_state
 from schedule.distributed.checkpoint.layout import Layout
 from schedule.distributed.checkpoint.pieces import Pieces
 from schedule.distributed.checkpoint.writing import ReplacingWriter

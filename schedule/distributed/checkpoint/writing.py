@@ -1,4 +1,4 @@
-"""Writing of checkpoints that replace an earlier one in the same folder in a single step."""
+"""Writing of checkpoints in the folder of an earlier one, replaced in a single step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 
 class ReplacingWriter(FileSystemWriter):
-    """A ``FileSystemWriter`` that leaves an earlier checkpoint whole until the new one is complete.
+    """A ``FileSystemWriter`` leaving an earlier checkpoint whole until the new one is complete.
 
     The files of each save have names of their own. The last step is to replace ``.metadata``, which names them; then
     the files that it does not name are removed. Torch's writer overwrites the data of the earlier checkpoint first, so
@@ -31,7 +31,7 @@ class ReplacingWriter(FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give the files of all ranks names with the identifier that rank 0 drew for this save."""
+        """Give the files of all ranks names with the identifier drawn by rank 0 for this save."""
 
         def named(plan: SavePlan) -> SavePlan:
             data = plan.storage_data

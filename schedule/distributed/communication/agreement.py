@@ -70,7 +70,7 @@ def agree(group: str, collective: str) -> None:
 
 
 def check_same(about: str, lines: Mapping[str, Sequence[str]], ranks: Sequence[int]) -> None:
-    """Compare the version of torch, and lines by subject, across ``ranks``, which must all call this.
+    """Compare the version of torch, and lines by subject, across ``ranks``. All of them must call this.
 
     Raises:
         ShardError: a rank has other lines, or did not answer in time; it is raised on all ranks.
@@ -120,7 +120,7 @@ _DIFFERENCES = {
 
 
 def difference(own: int, lines: Sequence[str], rank: int, theirs: Sequence[str], subject: str = "steps") -> str:
-    """Describe the first line about ``subject`` that differs between two ranks."""
+    """Describe the first line about ``subject`` with a difference between two ranks."""
     pairs = enumerate(itertools.zip_longest(lines, theirs, fillvalue="nothing more"), 1)
     at, ours, other = next((at, ours, other) for at, (ours, other) in pairs if ours != other)
     return _DIFFERENCES[subject].format(own, at, ours, rank, other)

@@ -87,7 +87,7 @@ class PipelineRanks:
         return PipelineRanks(mesh.get_group(dim), mesh.size(dim), mesh.get_local_rank(dim), lines)
 
     def check_same(self, sch: Node, pipeline: Pipeline) -> None:
-        """Compare cuts and settings across the ranks, which would wait for each other otherwise.
+        """Compare cuts and settings across the ranks. They would wait for each other otherwise.
 
         Raises:
             ShardError: a rank has others, or does not call this in time.

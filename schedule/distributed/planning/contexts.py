@@ -51,7 +51,7 @@ class Context:
 
 
 def find_contexts(root: nn.Module, state: Sharded) -> Plan:
-    """Return the plan in which every chain of layers suitable for it works on parts of the sequence.
+    """Return the plan with all suitable chains of layers working on parts of the sequence.
 
     The reasons against the others are in ``Plan.whole``.
 
@@ -91,7 +91,7 @@ def _group(link: Link, context: Context, root: nn.Module) -> Group:
 
 
 def parameters_below(path: str, module: nn.Module) -> Iterator[tuple[str, str, nn.Parameter]]:
-    """Yield the parameters in ``module``, which is at ``path``: path of their module, name, parameter."""
+    """Yield the parameters in ``module`` at ``path``: path of their module, name, parameter."""
     for inner, owner in module.named_modules():
         for name, parameter in owner._parameters.items():
             if parameter is not None:

@@ -106,7 +106,7 @@ class AttentionOverRanks(TorchFunctionMode):
 
 
 def refuse_objects(arguments: Mapping[str, Any]) -> None:
-    """Raise if an argument is an object, such as a cache, which would store keys of one rank only.
+    """Raise if an argument is an object, such as a cache: it would store keys of one rank only.
 
     Raises:
         ShardError: names the argument.

@@ -24,7 +24,7 @@ _NOT_EXPERTS = "the module that takes [tokens, hidden], and the indices and weig
 
 
 def experts_of(module: nn.Module, calls: Sequence[Call], ranks: int) -> Experts:
-    """Return the description of ``module`` as experts that can be shared by ``ranks`` ranks.
+    """Return the description of ``module`` as experts to be shared by ``ranks`` ranks.
 
     The class's forward is run on a few random tokens, with all experts together and with each rank's apart. Experts on
     the meta device get random weights for it, two experts on each of two ranks.
@@ -62,7 +62,7 @@ def experts_of(module: nn.Module, calls: Sequence[Call], ranks: int) -> Experts:
 
 
 def has_experts(module: nn.Module) -> bool:
-    """Return whether all parameters of ``module``, which is no layer of torch's, have one leading size in common."""
+    """Return whether ``module`` is no layer of torch's and all its parameters have one leading size in common."""
     own = [each for each in module._parameters.values() if each is not None]
     sizes = {each.shape[:1] for each in own}
     return len(sizes) == 1 and max(each.ndim for each in own) >= 3 and not is_torch_layer(module)

@@ -24,7 +24,7 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Experts:
-    """Experts of a module that takes tokens, the indices of their experts, and the weights of these.
+    """Experts of a module called with tokens, the indices of their experts, and the weights of these.
 
     Attributes:
         count: number of experts, the leading dimension of every parameter of the module.
@@ -46,7 +46,7 @@ class Experts:
 
     @contextmanager
     def counted(self, module: nn.Module, count: int) -> Iterator[None]:
-        """Temporarily set the attributes of ``module`` that hold the number of experts."""
+        """Temporarily set the attributes of ``module`` holding the number of experts."""
         before = {name: vars(module)[name] for name in self.counters}
         vars(module).update(dict.fromkeys(self.counters, count))
         try:

@@ -184,7 +184,7 @@ class Sync:
 
 @dataclass(frozen=True)
 class ContextInput:
-    """An input of a module that works on a part of the sequence, besides the hidden states.
+    """An input, besides the hidden states, of a module working on a part of the sequence.
 
     Attributes:
         argument: the name of the argument.
