@@ -82,7 +82,7 @@ def long_sequences() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for name, llama in SHAPES.items():
         keys = llama.hidden * llama.kv_heads // llama.heads
-        shape = Shape(llama.parameters, llama.layers, llama.hidden, llama.kv_heads, keys, llama.outside)
+        shape = Shape(llama.parameters, llama.layers, llama.hidden, llama.kv_heads, keys=keys, outside=llama.outside)
         for tokens in (SEQUENCE, 2**15, 2**17):
             cells = [name, f"{tokens:,}"]
             for tensor, context in ((8, 1), (1, 8)):

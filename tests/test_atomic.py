@@ -60,6 +60,18 @@ def test_every_primitive_is_here() -> None:
     assert here >= schedule.list_primitives().keys() - ELSEWHERE
 
 
+class Session(nn.Module):
+    """Called with an object of its own, which cannot be made up."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids: torch.Tensor, session: Any) -> Any:
+        """Ask the object."""
+        return self.inner(session.embed(ids))
+
+
 class Fault(Exception):
     """The injected one."""
 
@@ -220,9 +232,9 @@ BAD_INPUT: dict[str, tuple[Attempt, type[Exception], str]] = {
         r"refused the example inputs: TypeError(?s:.*)'idx'(?s:.*)forward\(",
     ),
     "no example inputs": (
-        lambda s: schedule.create_schedule(s.module).find(bias_gelu),
+        lambda s: schedule.create_schedule(Session(s.module)).find(bias_gelu),
         schedule.NotApplicable,
-        r"pass one batch as example_inputs: dict\(ids=",
+        r"pass one batch as example_inputs: dict\(ids=…, session=…\)",
     ),
 }
 

@@ -37,13 +37,11 @@ class Written:
         make: builds it.
         batch: makes what it is called with, for so many rows and so long a sequence.
         rules: rule → in at least so many places.
-        skipped: reasons of places that are left alone.
     """
 
     make: Callable[[], nn.Module]
     batch: Callable[[int, int], Any]
     rules: dict[str, int] = field(default_factory=dict)
-    skipped: tuple[str, ...] = ()
 
 
 def _images(rows: int, _: int) -> Any:
@@ -85,12 +83,7 @@ MODELS = {
     "decoder, norm first": Written(lambda: beyond.Decoder(True, F.silu), _target_and_memory, {"bias_silu": 2}),
     "attention": Written(lambda: beyond.Attention(False), _hidden, {"bias_gelu_tanh": 1}),
     "attention with weights": Written(lambda: beyond.Attention(True), _hidden, {"bias_gelu_tanh": 1}),
-    "ResNet": Written(
-        beyond.ResNet,
-        _images,
-        {"batch_norm_relu": 9},
-        skipped=("downsample may change a value of the match in place amid it",) * 2,  # its shortcut is a module
-    ),
+    "ResNet": Written(beyond.ResNet, _images, {"batch_norm_relu": 11}),
     "EfficientNet": Written(
         beyond.EfficientNet, _images, {"batch_norm_silu": 3, "batch_norm_hard_swish": 2, "batch_norm_add": 2}
     ),
@@ -118,8 +111,7 @@ def test_rewritten_and_equal(name: str) -> None:
     sch = schedule.create_schedule(model, batch)
     report = schedule.optimize(sch, cost_guard=False)
     assert {rule: min(report.applied.get(rule, 0), n) for rule, n in MODELS[name].rules.items()} == MODELS[name].rules
-    skipped = report.select(status="skipped")
-    assert [entry.reason.partition(",")[0] for entry in skipped] == list(MODELS[name].skipped)
+    assert report.select(status="skipped") == []
     verified = schedule.verify(sch, batch, steps=2).report
     assert verified.skipped == [] and len({case.shapes for case in verified.cases}) == 5
     assert report.fallbacks.keys() == report.declined.keys() <= {"encoder.layers.0", "encoder.layers.1"}  # see FAST

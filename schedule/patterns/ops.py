@@ -141,8 +141,9 @@ ModuleArguments = Callable[[Any], Mapping[str, Any] | None]
 """Returns the arguments of a module's operation, or None if the module does more than that operation."""
 MODULES: dict[type[nn.Module], tuple[str, ModuleArguments]] = {}
 PURE: dict[Any, bool] = {}
-VIEWS: set[Any] = set()
 """Callables declared free of side effects → whether they draw random numbers."""
+VIEWS: set[Any] = set()
+"""Callables declared to return views of their arguments."""
 
 
 def parse_signature(text: str) -> tuple[dict[str, Any], str]:

@@ -67,14 +67,9 @@ def test_trains_alike(way: str, name: str, rules: str) -> None:
     compare(ours, twin(way, name), documented=documented, **TOLERANCES.get(way, {}))
 
 
-COMPILED = [
-    pytest.param(name, rules, marks=() if (name, rules) == ("llama", "default") else pytest.mark.slow)
-    for name in ("gpt2", "llama")
-    for rules in RULES
-]
-
-
-@pytest.mark.parametrize(("name", "rules"), COMPILED)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("rules", RULES)
 def test_trains_alike_compiled(name: str, rules: str) -> None:
     compare(observed(compiled, Run(name, rules)), observed(compiled, Run(name, None)))
 

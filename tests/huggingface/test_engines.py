@@ -81,6 +81,7 @@ def trainer_with_a_plan(mesh: Any, folder: Path, expected: list[float]) -> None:
     assert losses == pytest.approx(expected, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_trainer_with_a_plan(tmp_path: Path) -> None:
     expected = trainer_losses(build("llama"), tmp_path, per_device_train_batch_size=ROWS)
     assert len(expected) == STEPS and expected[-1] < expected[0] - 0.3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from schedule.distributed.tensor_parallel.modules import LEFT
+from schedule.distributed.tensor_parallel.modules import ATTENTION, LEFT
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,6 @@ def moved(step: ShardStep | SyncStep, ranks: int) -> int:
         return 2 * part
     if step.op == LEFT:
         return 0
-    if step.op == "all_gather" and step.mode != "fwd_pre":
+    if step.op == "all_gather" and step.mode not in ("fwd_pre", ATTENTION):
         return part  # its gradient is this rank's part
     return part if step.op in ("scatter", "all_to_all") or "->" in step.op else 2 * part
