@@ -1,9 +1,11 @@
-"""Costs of tensor parallelism: collectives and bytes per step, memory per rank, time with one and two processes.
+"""Costs of parallelism: collectives and bytes per step, memory per rank, time with one and two processes.
 
     python -m benchmarks.distributed [--ranks 2] [--time] [--out benchmarks/results/distributed.json]
 
 Collectives are counted on simulated ranks in one process. The minimum of a layer is Megatron's: two all-reduces of
 [batch, seq, hidden] forward and two backward, or their sequence-parallel halves.
+
+Expert and context parallelism are compared with a minimum and with the cost model (``benchmarks/sharing.py``).
 
 Step times are ratios to a step of one process while the other waits; the ideal for two processes is one half. A run on
 two cores shows that the work is sharded, and how much time is added by the replicated parts (norms, residual sums) and
@@ -18,55 +20,28 @@ from __future__ import annotations
 import argparse
 import copy
 import os
-import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-import transformers
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import schedule
-from benchmarks.timing import interleaved, write_json
+from benchmarks import sharing
+from benchmarks.ranks import LAYERS, LENGTH, NUMBER, ROWS, WIDTH, in_processes, made, models, sent
+from benchmarks.timing import interleaved, merge_json
 from schedule.api.simulate import planned
 from schedule.distributed.communication.groups import Collective
 from schedule.distributed.planning.plan import Plan
 
-LAYERS, WIDTH, ROWS, LENGTH = 2, 256, 2, 64
 TIMED_WIDTH, TIMED_LENGTH = 512, 256
-
-
-def models(width: int = WIDTH) -> dict[str, Any]:
-    """Small models of real shapes: name → configuration."""
-    common: dict[str, Any] = {
-        "hidden_size": width,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 8,
-        "intermediate_size": 4 * width,
-        "vocab_size": 1024,
-    }
-    return {
-        "gpt2": transformers.GPT2Config(n_layer=LAYERS, n_embd=width, n_head=8, vocab_size=1024, n_positions=256),
-        "llama (8:2)": transformers.LlamaConfig(**common, num_key_value_heads=2),
-        "bert": transformers.BertConfig(**common),
-        "mixtral": transformers.MixtralConfig(**common, num_key_value_heads=2, num_local_experts=4),
-    }
-
-
-def made(config: Any, length: int = LENGTH) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """Build the model of a configuration, and a batch for it."""
-    auto = transformers.AutoModelForMaskedLM if config.model_type == "bert" else transformers.AutoModelForCausalLM
-    torch.manual_seed(0)
-    model: nn.Module = auto.from_config(config, attn_implementation="eager").eval()
-    ids = torch.randint(3, 1000, (ROWS, length))
-    return model, {"input_ids": ids, "labels": ids}
 
 
 @dataclass(frozen=True)
@@ -97,15 +72,6 @@ class Row:
         return (self.model, "yes" if self.sequence else "no", *counts, f"{self.sent / self.minimum:.2f}")
 
 
-def sent(made: Sequence[Collective], ranks: int) -> int:
-    """Return the bytes sent by each rank with ring algorithms, from the sizes of its inputs."""
-    total = 0
-    for one in made:
-        part = one.nbytes * (ranks - 1)
-        total += {"all_reduce": 2 * part // ranks, "all_gather": part}.get(one.op, part // ranks)
-    return total
-
-
 def held(model: nn.Module, plan: Plan) -> float:
     """Return the fraction of the parameters stored by one rank."""
     whole = sum(parameter.numel() for parameter in model.parameters())
@@ -124,7 +90,7 @@ def counted(name: str, config: Any, ranks: int, sequence: bool) -> Row:
     if not seen.equal():
         raise SystemExit(f"{name}: {seen.where} deviates")
     whole, _ = planned(model, batch, ranks)
-    size = ROWS * LENGTH * WIDTH * 4
+    size = ROWS * LENGTH * WIDTH * NUMBER
     forward, backward = (dict(Counter(one.op for one in of)) for of in (seen.forward, seen.backward))
     minimum = sent([Collective("all_reduce", size)] * 4 * LAYERS, ranks)
     moved = sent([*seen.forward, *seen.backward], ranks)
@@ -167,15 +133,13 @@ class Times:
         )
 
 
-def _step(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+def _step(model: nn.Module, batch: dict[str, Tensor]) -> None:
     model(**batch).loss.backward()
 
 
-def _timed(rank: int, ranks: int, port: int, found: Any) -> None:
+def _timed() -> Iterator[Times]:
     """Time one process while the others wait, all with a whole model each, and all with the model sharded."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
 
     def together(step: Callable[[], None], here: bool = True) -> None:
         if here:
@@ -196,22 +160,15 @@ def _timed(rank: int, ranks: int, port: int, found: Any) -> None:
             rounds=7,
         )
         alone, shared = times["one"].median, times["all"]
+        ratios = (shared.median / alone, shared.low / alone, shared.high / alone)
+        row = Times(name, alone * 1e3, times["each"].median / alone, ratios, os.getloadavg()[0])
         if rank == 0:
-            ratios = (shared.median / alone, shared.low / alone, shared.high / alone)
-            row = Times(name, alone * 1e3, times["each"].median / alone, ratios, os.getloadavg()[0])
             print(row, flush=True)
-            found.put(row)
-    dist.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        yield row
 
 
 def main() -> None:
-    """Print the table and, with ``--time``, the ratios of step times, and write both as JSON."""
+    """Print the tables and, with ``--time``, the ratios of step times, and write all as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--time", action="store_true")
@@ -219,13 +176,13 @@ def main() -> None:
     arguments = parser.parse_args()
     ranks = arguments.ranks
     rows = [counted(name, config, ranks, sequence) for name, config in models().items() for sequence in (False, True)]
-    Console().print(table(rows, ranks))
-    times: list[Times] = []
+    modeled = sharing.rows()
+    for one in (table(rows, ranks), sharing.table(modeled)):
+        Console().print(one)
+    found: dict[str, list[Any]] = {"counted": rows, "modeled": modeled}
     if arguments.time:
-        found = torch.multiprocessing.get_context("spawn").SimpleQueue()
-        torch.multiprocessing.spawn(_timed, args=(2, _free_port(), found), nprocs=2)
-        times = [found.get() for _ in models()]
-    write_json(arguments.out, {"ranks": ranks, "counted": [*map(asdict, rows)], "timed": [*map(asdict, times)]})
+        found["timed"] = in_processes(_timed, 2)
+    merge_json(arguments.out, {"ranks": ranks, **{name: [*map(asdict, each)] for name, each in found.items()}})
 
 
 if __name__ == "__main__":

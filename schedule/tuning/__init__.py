@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from schedule.tuning.cost_model import Machine, Mixture, ModeledStep, Network, Shape
+from schedule.tuning.cost_model import Machine, Mixture, Network, Shape
 from schedule.tuning.measuring import Measured, TrainingStep, Watch
+from schedule.tuning.modeled_step import ModeledStep
 from schedule.tuning.result import Tuning
 from schedule.tuning.space import Choice, Number, choice, number, splits
 from schedule.tuning.trial import Trial

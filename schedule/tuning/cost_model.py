@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from schedule.core.node import Node
 from schedule.distributed.tensor_parallel.expert_proof import has_experts
-from schedule.tuning.measuring import Measured
 from schedule.util.errors import NotApplicable
 
 BYTES = 2
@@ -32,17 +30,13 @@ class Network:
     alpha: float
     bandwidth: float
 
-    def send(self, size: float) -> float:
-        """Return the seconds to send ``size`` bytes from one device to another."""
-        return self.alpha + size / self.bandwidth
+    def send(self, size: float, messages: float = 1) -> float:
+        """Return the seconds in which a device sends ``size`` bytes in this number of messages."""
+        return messages * self.alpha + size / self.bandwidth
 
     def all_reduce(self, size: float, ranks: int) -> float:
         """Return the seconds for a ring all-reduce of ``size`` bytes: a reduce-scatter and an all-gather."""
-        return 2 * (ranks - 1) * self.alpha + 2 * size * (ranks - 1) / ranks / self.bandwidth
-
-    def all_to_all(self, size: float, ranks: int) -> float:
-        """Return the seconds for an all-to-all of ``size`` bytes of each rank, or for an all-gather of as many."""
-        return self.all_reduce(size, ranks) / 2
+        return self.send(2 * size * (ranks - 1) / ranks, 2 * (ranks - 1))
 
 
 @dataclass(frozen=True)
@@ -231,18 +225,57 @@ def step_time(
     if experts > 1:
         own = BYTES * spread / (tensor * stages * experts)
         gradients += machine.between.all_reduce(own, data // experts)
-        times, network = mixture.layers / stages * parts, machine.linking(tensor * experts)
-        pairs, counts = message * mixture.chosen / tensor, INDEX * mixture.experts
-        both = 2 * (passes - 1) * network.all_to_all(pairs, tensor * experts)
-        exchanged = times * (both + (passes - 2) * network.all_to_all(counts, tensor * experts))
-        reductions -= times * (passes - 1) * reduced  # an all-gather instead of an all-reduce, twice half as much
-    sharing = machine.linking(tensor * context)
-    shared = context_bytes(shape, tokens, context, tensor, stages, parts, recomputed) / sharing.bandwidth
-    shared += sharing.alpha * (context - 1) * parts * ((passes - 1) * shape.layers / stages + 4)
+        sent, gathered = expert_bytes(shape, tokens / context, experts, tensor, stages, parts, recomputed)
+        times = mixture.layers / stages * parts
+        exchanged = machine.linking(tensor * experts).send(sent, (3 * passes - 4) * times * (tensor * experts - 1))
+        gathering = machine.linking(tensor).send(gathered, (passes - 1) * times * (tensor - 1))
+        reductions += gathering - (passes - 1) * times * reduced
+    shared = machine.linking(tensor * context).send(
+        context_bytes(shape, tokens, context, tensor, stages, parts, recomputed),
+        (context - 1) * parts * ((passes - 1) * shape.layers / stages + 4),
+    )
     slot = (compute + reductions + exchanged + shared) / parts
-    sent = 2 * machine.linking(tensor * stages).send(message / tensor) if stages > 1 else 0.0
-    added = (stages - 1) * slot + (parts + stages - 1) * sent
+    passed = 2 * machine.linking(tensor * stages).send(message / tensor) if stages > 1 else 0.0
+    added = (stages - 1) * slot + (parts + stages - 1) * passed
     return StepTime(compute, reductions, gradients, added, machine.reached, exchanged, shared)
+
+
+def expert_bytes(
+    shape: Shape,
+    tokens: float,
+    experts: int,
+    tensor: int = 1,
+    stages: int = 1,
+    parts: int = 1,
+    recomputed: bool = False,
+    number: int = BYTES,
+) -> tuple[float, float]:
+    """Return the bytes sent by each device in a step because experts are spread over ``experts`` × ``tensor`` devices.
+
+    In each forward pass of a layer, an all-to-all tells the number of tokens of each expert, one sends the tokens to
+    their experts, and one the results back, as two do with the gradients. The outputs and the tokens' gradients are
+    all-gathered over ``tensor``. Tokens are taken to be even among the experts. The gradients of the routing weights,
+    a number for each expert of a token, are left out.
+
+    Args:
+        shape: of the model.
+        tokens: per step, of the devices of ``tensor``, which have the same.
+        experts: groups of these devices, each with tokens of its own.
+        tensor: devices with the same tokens.
+        stages: of the pipeline.
+        parts: micro-batches per step.
+        recomputed: whether layers run forward once more.
+        number: bytes of a number.
+
+    Returns:
+        the bytes of the all-to-alls, over all of these devices, and those of the all-gathers.
+    """
+    mixture = shape.mixture or _NO_EXPERTS
+    passes, ranks, layers = 3 if recomputed else 2, experts * tensor, mixture.layers / stages
+    states = passes * number * tokens * shape.hidden
+    counts = (passes - 1) * parts * INDEX * mixture.experts
+    sent = (2 * states * mixture.chosen / tensor + counts) * (ranks - 1) / ranks
+    return layers * sent, layers * states * (tensor - 1) / tensor
 
 
 def context_bytes(
@@ -309,72 +342,3 @@ def peak_bytes(
     layers = shape.layers / stages * min(stages, parts)
     activations = 2 * tokens * shape.hidden * layers + whole if recomputed else whole * layers
     return int(STATES * (shape.parameters - elsewhere) / (tensor * stages) + activations)
-
-
-class ModeledStep:
-    """Modeled cost for :func:`schedule.tune` of a training step on many devices, without running it.
-
-    Its knobs are ``split`` (tensor parallel, pipeline; the rest is data parallel), ``micro_batch`` (rows per part),
-    ``recomputed``, ``experts`` (data-parallel groups over which experts are spread) and ``context`` (devices that share
-    each sequence). Time is in seconds, memory in bytes of the fullest device::
-
-        cost = ModeledStep(Shape.of(model), devices=64, rows=512, sequence=4096)
-        space = {"split": schedule.splits(64), "micro_batch": [1, 2, 4], "recomputed": [False, True]}
-        tuning = schedule.tune(model, lambda sch: None, space, batch, memory=80 * 10**9, cost=cost)
-
-    Args:
-        shape: of the model.
-        devices: number of devices.
-        rows: of the batch of a step, on all devices.
-        sequence: tokens per row.
-        machine: to run on.
-    """
-
-    def __init__(self, shape: Shape, devices: int, rows: int, sequence: int, machine: Machine | None = None) -> None:
-        self.shape, self.devices, self.rows, self.sequence = shape, devices, rows, sequence
-        self.machine = machine or Machine()
-
-    def __call__(
-        self,
-        sch: Node,
-        split: tuple[int, int] = (1, 1),
-        micro_batch: int = 1,
-        recomputed: bool = False,
-        experts: int = 1,
-        context: int = 1,
-    ) -> Measured:
-        """Compute time and memory of a step.
-
-        Raises:
-            NotApplicable: heads, layers, tokens, devices, rows or experts cannot be divided evenly.
-        """
-        tensor, stages = split
-        self._check_shares("devices", self.devices, tensor * context * stages)
-        data = self.devices // (tensor * context * stages)
-        self._check_shares("tokens", self.sequence, context)
-        self._check_shares("heads", self.shape.heads, tensor)
-        self._check_shares("layers", self.shape.layers, stages)
-        self._check_shares("rows", self.rows, data * micro_batch)
-        if experts > 1:
-            self._check_shares("data-parallel groups", data, experts)
-            self._check_shares("experts", (self.shape.mixture or _NO_EXPERTS).experts, tensor * experts)
-        parts, tokens = self.rows // (data * micro_batch), micro_batch * self.sequence
-        time = step_time(
-            self.shape,
-            self.machine,
-            self.sequence,
-            parts * tokens,
-            tensor,
-            stages,
-            data,
-            parts,
-            recomputed,
-            experts,
-            context,
-        )
-        memory = peak_bytes(self.shape, tokens, tensor, stages, parts, recomputed, experts, context)
-        return Measured(time.seconds(), memory)
-
-    def _check_shares(self, what: str, count: int, ways: int) -> None:
-        if count % ways:
-            raise NotApplicable(f"{count} {what} cannot be split evenly into {ways}", fix=f"a divisor of {count}")

@@ -9,11 +9,14 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 import schedule
+from benchmarks.ranks import sent
 from schedule import NotApplicable
+from schedule.api.simulate import simulate
 from schedule.tuning import Machine, Mixture, ModeledStep, Network, Shape
-from schedule.tuning.cost_model import peak_bytes, step_time
+from schedule.tuning.cost_model import expert_bytes, peak_bytes, step_time
 from tests.tuning.synthetic import plan_nothing
 
 SMALL = Shape(parameters=7_000_000_000, layers=32, hidden=4096, heads=32)
@@ -127,14 +130,49 @@ def test_spread_experts_cost_messages_and_save_memory() -> None:
     assert spread.data == pytest.approx(6.0), "of all but the experts, which no other group has"
     assert step_time(MIXED, machine, 1, 1, data=8, experts=4).data == pytest.approx(14.0 + 2.0)
     beside = step_time(MIXED, machine, 1, 1, tensor=2, data=4, experts=4)
-    assert beside.tensor == pytest.approx((4 * 32 - 2 * 16) * 2 * 1e-3) and beside.experts == pytest.approx(
-        16 * 5 * 7e-3
-    )
+    assert beside.tensor == pytest.approx((4 * 32 - 16) * 2 * 1e-3), "two all-gathers cost one all-reduce"
+    assert beside.experts == pytest.approx(16 * 5 * 7e-3)
     wide = Machine(peak=1e30, inside=Network(0.0, 1e9), node=8)
-    sent = step_time(MIXED, wide, 1, 1_000, data=4, experts=4).experts
-    assert sent == pytest.approx(16 * (4 * 2 * 2 * 1_000 * 4096 + 8 * 8) * 3 / 4 / 1e9)
+    seconds = step_time(MIXED, wide, 1, 1_000, data=4, experts=4).experts
+    assert seconds == pytest.approx(16 * (4 * 2 * 2 * 1_000 * 4096 + 8 * 8) * 3 / 4 / 1e9)
     assert peak_bytes(MIXED, 0, experts=4) == 16 * (10**9 + 6 * 10**9 // 4)
     assert peak_bytes(MIXED, 0, tensor=2, experts=4) == 16 * (10**9 // 2 + 6 * 10**9 // 8)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_bytes_of_spread_experts(ranks: int) -> None:
+    """As many as simulated ranks send that have the same tokens, the same number of them for each expert."""
+    module = experts(count=4, hidden=64)
+    index = torch.arange(32)[:, None] % 4
+    tokens, weights = torch.randn(32, 64, requires_grad=True), torch.rand(32, 2, requires_grad=True)
+    batch = (tokens, torch.cat((index, (index + 1) % 4), 1), weights)
+    seen = simulate(module, batch, lambda sch: sch.shard_experts(), ranks)
+    assert seen.equal()
+    sizes = sum(parameter.numel() for parameter in module.parameters())
+    shape = Shape(sizes, layers=1, hidden=64, heads=1, mixture=Mixture(sizes, layers=1, experts=4, chosen=2))
+    exchanged, gathered = expert_bytes(shape, tokens=32, experts=1, tensor=ranks, number=4)
+    collectives = [*seen.forward, *seen.backward]
+    assert exchanged == sent([one for one in collectives if one.op == "all_to_all"], ranks)
+    assert exchanged + gathered == pytest.approx(sent(collectives, ranks), rel=0.05)
+
+
+def experts(count: int, hidden: int) -> nn.Module:
+    """Experts of Mixtral."""
+    config = hf.MixtralConfig(hidden_size=hidden, intermediate_size=16, num_local_experts=count)
+    config._experts_implementation = "eager"
+    module: nn.Module = MixtralExperts(config)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return module
+
+
+def test_bytes_of_experts_by_micro_batches_and_stages() -> None:
+    """The numbers of tokens are told in each micro-batch and each forward pass; a stage has its own layers."""
+    once = expert_bytes(MIXED, 1_000, experts=2, tensor=2)
+    pairs, counts = 4 * 2 * 1_000 * 4096 * 2 / 2, 8 * 8
+    assert once == pytest.approx((16 * (pairs + counts) * 3 / 4, 16 * 2 * 2 * 1_000 * 4096 / 2))
+    again = expert_bytes(MIXED, 1_000, experts=2, tensor=2, stages=4, parts=5, recomputed=True)
+    assert again == pytest.approx((4 * (1.5 * pairs + 2 * 5 * counts) * 3 / 4, once[1] * 1.5 / 4))
 
 
 def test_what_cannot_be_spread() -> None:
