@@ -110,3 +110,9 @@ def test_sizes_do_not_agree_by_accident() -> None:
     assert shapes(apart) == {"embeddings": [11, 17, 7], "ids": [11, 17]}
     small, _ = small_shapes({"embeddings": torch.randn(1, 5, 8), "ids": ids})
     assert shapes(small) == {"embeddings": [3, 9, 8], "ids": [3, 9]}
+
+
+def test_positions_in_several_dimensions_go_on() -> None:
+    positions = torch.arange(12).view(1, 12, 1).expand(2, 12, 3)
+    longer = other_shapes({"hidden_states": torch.randn(2, 12, 4), "position_ids": positions})[0]["position_ids"]
+    assert torch.equal(longer, torch.arange(15).view(1, 15, 1).expand(3, 15, 3))

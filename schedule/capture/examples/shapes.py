@@ -168,7 +168,8 @@ def _resize_sequence(name: str, tensor: torch.Tensor, dim: int, length: int) -> 
     old = tensor.shape[dim]
     index = torch.arange(length, device=tensor.device)
     if "position" in name and not tensor.is_floating_point() and length > old:
-        tail = tensor.narrow(dim, old - 1, 1) + torch.arange(1, length - old + 1, device=tensor.device)
+        further = torch.arange(1, length - old + 1, device=tensor.device)
+        tail = tensor.narrow(dim, old - 1, 1) + further.view(-1, *(1,) * (tensor.ndim - dim - 1))
         return torch.cat([tensor, tail.to(tensor.dtype)], dim)
     is_mask = "mask" in name and tensor.ndim == 2
     # Padding stays at the end: a mask's last column goes on, content starts over.

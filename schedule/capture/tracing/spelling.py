@@ -1,8 +1,9 @@
-"""Source code of a graph, including module names quoted incorrectly by FX's code generator."""
+"""Source code of a graph, including what FX's code generator writes incorrectly."""
 
 from __future__ import annotations
 
 import keyword
+import operator
 from typing import Any
 
 from torch import fx
@@ -13,10 +14,11 @@ _UNQUOTED = {'"', "\\"}
 
 
 def source_of(graph: fx.Graph) -> Any:
-    """Return ``graph.python_code("self")``, correct for any module name.
+    """Return ``graph.python_code("self")``, correct for any module name and any power.
 
     FX writes ``self.body.class`` for a keyword and ``getattr(self, "…")`` for any other name that is not an identifier,
     without escaping quotes, backslashes and newlines. For such names the code is made from a copy with escaped names.
+    For the power of a negative number, it writes ``-1 ** x``, which is ``-(1 ** x)``; in the copy it is ``pow(-1, x)``.
     """
     if any(_spelled(node) != node.target for node in graph.nodes):
         written = fx.Graph()
@@ -29,7 +31,9 @@ def source_of(graph: fx.Graph) -> Any:
 
 
 def _spelled(node: fx.Node) -> Any:
-    """Return the target, with special parts of a path escaped for FX's quotes."""
+    """Return the target to write, with special parts of a path escaped for FX's quotes."""
+    if node.target is operator.pow and repr(node.args[0]).startswith("-"):
+        return pow
     if node.op not in ("call_module", "get_attr"):
         return node.target
     parts = str(node.target).split(".")

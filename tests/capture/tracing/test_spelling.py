@@ -72,3 +72,23 @@ def test_a_keyword_argument_that_no_call_can_name() -> None:
     assert "test_spelling.py" in caught.value.where and caught.value.fix
     sch["inner"].trace()
     assert torch.equal(sch.module(X), Keywords()(X))
+
+
+class Power(nn.Module):
+    """Powers of one number, by a tensor and by a size."""
+
+    def __init__(self, base: float) -> None:
+        super().__init__()
+        self.base = base
+        self.register_buffer("steps", torch.arange(8.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.base**self.steps + round(self.base) ** x.shape[0]
+
+
+@pytest.mark.parametrize("base", [-1, -2.0, -0.5, 3, -0.0])
+def test_powers_of_a_number(base: float) -> None:
+    model = Power(base)
+    expected = [model(x) for x in (X, X[:1])]
+    schedule.create_schedule(model, X).trace()
+    torch.testing.assert_close([model(x) for x in (X, X[:1])], expected)
