@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import fused
 import schedule
 from schedule.rules import Rule, list_rules
+from schedule.rules.attention_forms import lucidrains
 from schedule.rules.rule import Form
 from tests.adversary.rewritten import arity, assert_same, results, rewritten
 
@@ -52,7 +53,16 @@ def _eager(form: Form, tensors: Sequence[Tensor]) -> list[Tensor] | None:
         return None
 
 
-@pytest.mark.parametrize(("rule", "number"), CASES)
+IN_ANOTHER_ORDER = "einsum of operands that broadcast gives a result in another memory order, in which dropout draws"
+BROADCAST = [
+    pytest.param(*case.values, id=case.id, marks=pytest.mark.xfail(strict=True, reason=IN_ANOTHER_ORDER))
+    if case.values[0].proof.forms[case.values[1]] is lucidrains
+    else case
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize(("rule", "number"), BROADCAST)
 @pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
 def test_what_was_recorded_with_one_row_holds_where_any_operand_has_more(rule: Rule, number: int) -> None:
     assert rule.proof is not None
