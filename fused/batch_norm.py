@@ -19,7 +19,7 @@ from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.reference.numbers import compute_dtype
 from fused.backends.strides import channels_last_of, owned
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import broadcast_shape, check_activation, check_eps, check_float, check_row, shape
+from fused.checks import check_activation, check_eps, check_float, check_row, shape
 from fused.recomputation import Recomputation, saved_tensors
 from fused.sharding import localise, sharded
 
@@ -96,6 +96,7 @@ def batch_norm(
         TypeError: if a tensor is not floating point, or eps not a number.
         ValueError: if a row has another shape or device, one of the running statistics is missing, there is only one
             value for each channel in training, or there is no such activation. Nothing was updated then.
+        RuntimeError: from torch, if the residual does not broadcast with x; after the update, as in the expression.
 
     Source: Ioffe and Szegedy 2015; ``torch.nn.functional.batch_norm`` and ``torch.nn.BatchNorm2d``.
     """
@@ -104,7 +105,8 @@ def batch_norm(
         running_mean, running_var, weight, bias = localise("batch_norm", x, given).others
     rows = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     _check(x, rows, training, momentum, num_batches_tracked, eps, activation)
-    _check_residual(x, residual)
+    if residual is not None:
+        check_float("batch_norm", "residual", residual)
     if residual is not None and residual.shape != x.shape:
         args = (x, running_mean, running_var, weight, bias, training, momentum, eps)
         return _finished(batch_norm(*args, num_batches_tracked=num_batches_tracked), residual, activation)
@@ -241,9 +243,3 @@ def _check(
     check_eps("batch_norm", eps)
     if activation is not None:
         check_activation("batch_norm", activation)
-
-
-def _check_residual(x: Tensor, residual: Tensor | None) -> None:
-    if residual is not None:
-        check_float("batch_norm", "residual", residual)
-        broadcast_shape("batch_norm", x, "residual", residual)
