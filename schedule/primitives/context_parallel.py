@@ -34,12 +34,10 @@ def context_parallel(sch: Node, argument: str | None = None) -> None:
     first layer and gathers them after the last, as ``shard_plan(context=True)`` does. Its other inputs stay whole, and
     each rank takes its part of those along the sequence, such as rotary tables: so positions are the true ones. Of a
     mask it takes its own rows, so any mask is exact, with padding or without; for ``is_causal`` later keys are left
-    out. Every rank has all parameters, and their gradients are all-reduced::
+    out. Every rank has all parameters, and their gradients are all-reduced.
 
-        layers = sch["model.layers.*"]
-        layers.context_parallel()
-        layers[0].sync("fwd_pre", "scatter", axis=1)
-        layers[-1].sync("fwd_post", "RSR->RRR")
+    By hand that is ``context_parallel()`` on every layer, such as those of ``sch["model.layers.*"]``, then
+    ``sync("fwd_pre", "scatter", axis=1)`` on the first and ``sync("fwd_post", "RSR->RRR")`` on the last.
 
     Args:
         sch: the module.
