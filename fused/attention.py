@@ -84,9 +84,8 @@ def attention(
         return _written_out(operands, *how)
     mask = _one_mask(operands, filled, filled_last)
     if sink is not None:
-        features = v.shape[-1]
-        q, k, v, mask = _with_sink(q, k, v, mask, sink / scale)
-        return attention(q, k, v, None, mask, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa)[..., :features]
+        operands = _with_sink(q, k, v, mask, sink / scale)
+        return attention(*operands, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa)[..., : v.shape[-1]]
     if not q.is_cpu:
         done = None if _is_captured(mask) else _by_kernel(operands, mask, dropout_p, scale, enable_gqa)
         return _written_out(operands, *how) if done is None else done
@@ -189,14 +188,12 @@ def _fits(mask: Tensor, scores: tuple[int, ...]) -> bool:
     return mask.ndim == len(scores) and all(a in (1, b) for a, b in zip(mask.shape, scores, strict=True))
 
 
-def _with_sink(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor) -> Operands:
     """Return operands with one more feature and key: its product with a query is the sink, and its value is 0."""
     one = F.pad(k.new_zeros(*k.shape[:-2], 1, k.shape[-1]), (0, 1), value=1.0)
     k = torch.cat((F.pad(k, (0, 1)), one), -2)
     v = F.pad(v, (0, 1, 0, 1))
-    return torch.cat((q, sink), -1), k, v, None if mask is None else F.pad(mask, (0, 1))
+    return torch.cat((q, sink), -1), k, v, None, None if mask is None else F.pad(mask, (0, 1))
 
 
 def _is_far(mask: Tensor | None, operands: Operands) -> bool:

@@ -104,9 +104,7 @@ def batch_norm(
         given = (running_mean, running_var, weight, bias)
         running_mean, running_var, weight, bias = localise("batch_norm", x, given).others
     rows = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
-    _check(x, rows, training, momentum, num_batches_tracked, eps, activation)
-    if residual is not None:
-        check_float("batch_norm", "residual", residual)
+    _check(x, rows, training, momentum, num_batches_tracked, eps, activation, residual)
     if residual is not None and residual.shape != x.shape:
         args = (x, running_mean, running_var, weight, bias, training, momentum, eps)
         return _finished(batch_norm(*args, num_batches_tracked=num_batches_tracked), residual, activation)
@@ -229,6 +227,7 @@ def _check(
     num_batches_tracked: Tensor | None,
     eps: object,
     activation: str | None,
+    residual: Tensor | None,
 ) -> None:
     check_float("batch_norm", "input", x, min_ndim=2)
     for name, row in rows.items():
@@ -243,3 +242,5 @@ def _check(
     check_eps("batch_norm", eps)
     if activation is not None:
         check_activation("batch_norm", activation)
+    if residual is not None:
+        check_float("batch_norm", "residual", residual)

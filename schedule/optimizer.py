@@ -112,23 +112,24 @@ class _Called:
 
     @classmethod
     def of(cls, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> _Called:
-        plain = {path: modules[path] for path in _paths_called(graph) if is_plain_module(modules[path])}
-        return cls(_effects_of_calls(graph, modules), {path: (type(m), whole(m)) for path, m in plain.items()})
+        called = [effects(node, modules) for node in _calls(graph)]
+        return cls(called, {path: (type(layer), whole(layer)) for path, layer in _plain_layers(graph, modules).items()})
 
     def fits(self, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> bool:
         """Check whether a search for other modules with the same graph has the same results."""
-        plain = {path: modules[path] for path in _paths_called(graph) if is_plain_module(modules[path])}
-        if plain.keys() != self.plain.keys() or self.effects != _effects_of_calls(graph, modules):
+        layers = _plain_layers(graph, modules)
+        if layers.keys() != self.plain.keys() or self.effects != [effects(node, modules) for node in _calls(graph)]:
             return False
-        return all(type(plain[path]) is cls and state.holds(plain[path]) for path, (cls, state) in self.plain.items())
+        return all(type(layers[path]) is cls and state.holds(layers[path]) for path, (cls, state) in self.plain.items())
 
 
-def _paths_called(graph: fx.Graph) -> list[str]:
-    return [str(node.target) for node in graph.nodes if node.op == "call_module"]
+def _calls(graph: fx.Graph) -> list[fx.Node]:
+    return list(graph.find_nodes(op="call_module"))
 
 
-def _effects_of_calls(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> list[Effects]:
-    return [effects(node, modules) for node in graph.nodes if node.op == "call_module"]
+def _plain_layers(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    called = {str(node.target): modules[str(node.target)] for node in _calls(graph)}
+    return {path: module for path, module in called.items() if is_plain_module(module)}
 
 
 class _Optimization:

@@ -83,23 +83,13 @@ def shard_plan(
         NotApplicable: the model is sharded or rewritten already.
     """
     _refuse_inner(sch)
-    touched = [module for module in sch.module.modules() if state_of(module) is not None]
-    if touched:
-        raise NotApplicable(
-            f"{sch.tree.path_of(touched[0]) or 'the root'} was sharded or rewritten already",
-            fix="make the plan first; undo(), if need be",
-        )
+    _refuse_touched(sch)
     state = Sharded(sch.tree, _ranks(sch, mesh))
     spread = _expert_ranks(sch, mesh, experts)
     state.whole = sch.tree.graphs.recording
-    if context is not False:
-        check_context(sch.tree.mesh)
-        if sequence or parallel_loss:
-            option = "sequence" if sequence else "parallel_loss"
-            raise ShardError(f"{option} is for heads and features", fix=f"leave out {option}, or context")
-        shared = find_contexts(sch.module, state)
-        if context:
-            return shared if shared.groups else _refuse_contexts(shared)
+    shared = None if context is False else _shared_sequence(sch, state, sequence, parallel_loss)
+    if shared is not None and context:
+        return shared if shared.groups else _refuse_contexts(shared)
     graph = _flattened(sch).graph
     plan = find_plan(graph, sch.module, state, vocabulary)
     if spread is not None:
@@ -107,7 +97,17 @@ def shard_plan(
     if sequence:
         plan = with_sequence_parallel(plan, graph, sch.module, state)
     plan = with_parallel_loss(plan) if parallel_loss else plan
-    return shared if context is None and shared.groups and shared.bytes_moved() < plan.bytes_moved() else plan
+    if shared is not None and shared.groups and shared.bytes_moved() < plan.bytes_moved():
+        return shared
+    return plan
+
+
+def _shared_sequence(sch: Node, state: Sharded, sequence: bool, parallel_loss: bool) -> Plan:
+    check_context(sch.tree.mesh)
+    if sequence or parallel_loss:
+        option = "sequence" if sequence else "parallel_loss"
+        raise ShardError(f"{option} is for heads and features", fix=f"leave out {option}, or context")
+    return find_contexts(sch.module, state)
 
 
 def _refuse_contexts(found: Plan) -> Plan:
@@ -151,6 +151,15 @@ def _apply(sch: Node, plan: Plan) -> None:
         run_on_parts(sch.at(path), argument)
     for each in (step for step in plan.syncs if step.mode != ATTENTION):
         sync(sch.at(each.path), each.mode, each.op, each.axis, each.argument)
+
+
+def _refuse_touched(sch: Node) -> None:
+    touched = [module for module in sch.module.modules() if state_of(module) is not None]
+    if touched:
+        raise NotApplicable(
+            f"{sch.tree.path_of(touched[0]) or 'the root'} was sharded or rewritten already",
+            fix="make the plan first; undo(), if need be",
+        )
 
 
 def _refuse_inner(sch: Node) -> None:

@@ -96,11 +96,6 @@ def sync(
     """
     state, sharding = sharded_state(sch.tree), sharding_of(sch.module)
     wanted = _wanted(sch, state, mode, Sync(op_or_fn, axis, argument))
-    if sharding is not None and sharding.experts is not None:
-        raise ShardError(
-            "its experts are spread over the ranks, and its inputs and output are whole",
-            fix="sync the module around it",
-        )
     if mode == "bwd_pre":
         _sync_output_gradient(sch, state, wanted)
     elif projection_of(sch.module) is not None and wanted.argument is None:
@@ -113,9 +108,19 @@ def sync(
 
 def _wanted(sch: Node, state: Sharded, mode: str, asked: Sync) -> Sync:
     """Return the synchronization to install: a resharding in one with the one before it, checked against the shapes."""
-    if not (isinstance(asked.op, str) and "->" in asked.op):
-        return asked
-    asked = replace(asked, op=Resharding(asked.op, state.tp.group))
+    if isinstance(asked.op, str) and "->" in asked.op:
+        asked = _resharding(sch, state, mode, asked, Resharding(asked.op, state.tp.group))
+    sharding = sharding_of(sch.module)
+    if sharding is not None and sharding.experts is not None:
+        raise ShardError(
+            "its experts are spread over the ranks, and its inputs and output are whole",
+            fix="sync the module around it",
+        )
+    return asked
+
+
+def _resharding(sch: Node, state: Sharded, mode: str, asked: Sync, op: Resharding) -> Sync:
+    asked = replace(asked, op=op)
     check_names(mode, asked)
     state.remember_whole(sch.module)
     check_recorded(sch.module, state.whole_calls.get(sch.module, []), mode, asked, state.tp.size)

@@ -6,12 +6,16 @@ and sin, the result is (a·c − b·s, b·c′ + a·s′). The gradient is (g·c
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from fused.backends.reference.numbers import compute_dtype
 from fused.backends.tracing import transformed
 
 Tensor = torch.Tensor
+Turn = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
+"""Formula: the rotation of x by cos and sin, interleaved or half-split, forth or back."""
 
 
 def pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -27,26 +31,36 @@ def whole(a: Tensor, b: Tensor, interleaved: bool) -> Tensor:
     return torch.stack((a, b), -1 if interleaved else -2).reshape(*a.shape[:-1], 2 * a.shape[-1])
 
 
-def _rotated(
-    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool, out_dtype: torch.dtype | None
+def rotated(
+    turn: Turn,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    back: bool,
+    out_dtype: torch.dtype | None,
 ) -> Tensor:
+    """Return x with as many first dimensions turned as cos has, and those after them as they are."""
     dtype = torch.promote_types(x.dtype, cos.dtype)
     compute = compute_dtype(dtype)
     width = cos.shape[-1]
     rest = x[..., width:] if width < x.shape[-1] else None
     turned = (x if rest is None else x[..., :width]).to(compute)
-    a, b = pairs(turned, interleaved)
-    s, s_ = pairs(sin.to(compute), interleaved)
+    out = turn(turned, cos.to(compute), sin.to(compute), interleaved, back).to(out_dtype or dtype)
+    return out if rest is None else torch.cat((out, rest.to(out.dtype)), -1)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
+    a, b = pairs(x, interleaved)
+    s, s_ = pairs(sin, interleaved)
     # The first product has the strides that the result has in eager torch.
-    out = turned * cos.to(compute)
+    out = x * cos
     across = (b * s_, a * -s) if back else (b * -s, a * s_)
     if transformed() or torch.is_grad_enabled():
-        out = out + whole(*across, interleaved)
-    else:
-        for half, added in zip(pairs(out, interleaved), across, strict=True):
-            half += added
-    out = out.to(out_dtype or dtype)
-    return out if rest is None else torch.cat((out, rest.to(out.dtype)), -1)
+        return out + whole(*across, interleaved)
+    for half, added in zip(pairs(out, interleaved), across, strict=True):
+        half += added
+    return out
 
 
 def rotary(
@@ -63,8 +77,8 @@ def rotary(
     cos and sin broadcast to both, except for the last dimension, which may be shorter. The dtype of the results is that
     of the products with cos, or `out_dtype`.
     """
-    first = _rotated(q, cos, sin, interleaved, False, out_dtype)
-    return first, None if k is None else _rotated(k, cos, sin, interleaved, False, out_dtype)
+    first = rotated(_turned, q, cos, sin, interleaved, False, out_dtype)
+    return first, None if k is None else rotated(_turned, k, cos, sin, interleaved, False, out_dtype)
 
 
 def rotary_backward(
@@ -77,5 +91,5 @@ def rotary_backward(
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Rotate the gradients back, in the dtype of their products with cos, or `out_dtype`."""
-    first = _rotated(g, cos, sin, interleaved, True, out_dtype)
-    return first, None if g_k is None else _rotated(g_k, cos, sin, interleaved, True, out_dtype)
+    first = rotated(_turned, g, cos, sin, interleaved, True, out_dtype)
+    return first, None if g_k is None else rotated(_turned, g_k, cos, sin, interleaved, True, out_dtype)
