@@ -64,13 +64,14 @@ def prove(rule: Rule) -> list[ProofFailure]:
     Raises:
         ValueError: the rule has no proof.
     """
-    if rule.proof is None:
+    return list(failures_of(rule))
+
+
+def failures_of(rule: Rule) -> Iterator[ProofFailure]:
+    """Yield each failure of the proof of ``rule`` as soon as it is found; see :func:`prove`."""
+    proof = rule.proof
+    if proof is None:
         raise ValueError(f"the rule {rule.name} has no proof: give it schedule.rules.Proof(...)")
-    return list(failures_of(rule, rule.proof))
-
-
-def failures_of(rule: Rule, proof: Proof) -> Iterator[ProofFailure]:
-    """Yield each failure of a proof as soon as it is found."""
     for number, form in enumerate(proof.forms):
         for dtype in proof.dtypes:
             graph = _rewritten_by_rank(rule, form, proof, dtype)

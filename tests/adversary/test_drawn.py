@@ -27,7 +27,7 @@ def _check(spec: Spec) -> None:
         pytest.fail(f"{least.story}\n{verdict}")
 
 
-@settings(max_examples=50, phases=_PHASES, database=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=35, phases=_PHASES, database=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(specs())
 def test_drawn_modules(spec: Spec) -> None:
     _check(spec)

@@ -11,7 +11,7 @@ from tests.properties.modules import models
 from tests.properties.programs import programs
 from tests.properties.running import KINDS, Step, check
 
-few = settings(max_examples=25, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=15, suppress_health_check=list(HealthCheck))
 many = settings(max_examples=1000, suppress_health_check=list(HealthCheck))
 
 steps: st.SearchStrategy[list[Step]] = st.lists(

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import schedule
-from schedule.rules import Rule, prove
+from schedule.rules import Rule
 from schedule.rules.attention import SDPA, SDPA_WITHOUT_WEIGHTS, WeightsNotComputed
+from schedule.rules.proof import failures_of
 from tests.zoo import batch, build
 
 Change = Callable[[fx.Node], None]
@@ -62,7 +63,7 @@ MUTATIONS: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_proof_catches(name: str) -> None:
     change, _ = MUTATIONS[name]
-    assert prove(mutated(SDPA, change)), f"{name} went through"
+    assert any(failures_of(mutated(SDPA, change))), f"{name} went through"
 
 
 @pytest.mark.unwritable("a wrong rule stands in for the registered one")

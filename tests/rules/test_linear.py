@@ -14,6 +14,7 @@ import fused
 import schedule
 from schedule.rules import Rule, prove, select_rules
 from schedule.rules.linear import LINEAR, LINEAR_BIAS
+from schedule.rules.proof import failures_of
 from tests.rules.test_mutations import argument, mutated, twice_the_bias
 from tests.zoo import batch, build
 
@@ -69,7 +70,7 @@ MUTATIONS: dict[str, tuple[Rule, Callable[[fx.Node], None]]] = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_proof_catches(name: str) -> None:
-    assert prove(mutated(*MUTATIONS[name])), f"{name} went through"
+    assert any(failures_of(mutated(*MUTATIONS[name]))), f"{name} went through"
 
 
 # -- in models --------------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from torch import Tensor, fx, nn
 import fused
 import schedule
 from schedule.report.costs import measure
-from schedule.rules import Rule, prove
+from schedule.rules import Rule
 from schedule.rules.cross_entropy import CROSS_ENTROPY
 from schedule.rules.linear_cross_entropy import LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY_AND_LOGITS
+from schedule.rules.proof import failures_of
 from tests.zoo import batch, build
 
 Change = Callable[..., None]
@@ -61,10 +62,10 @@ MUTATIONS: dict[str, tuple[Rule, Change, str]] = {
 def test_the_proof_catches(name: str) -> None:
     rule, change, _ = MUTATIONS[name]
     try:
-        failures = prove(mutated(rule, change))
+        failed = any(failures_of(mutated(rule, change)))
     except IndexError:  # a label that is not ignored any more
         return
-    assert failures, f"{name} went through"
+    assert failed, f"{name} went through"
 
 
 @pytest.mark.unwritable("a wrong rule stands in for the registered one")
