@@ -25,7 +25,7 @@ from schedule.runtime.logs import log_trace
 from schedule.runtime.scheduled import ScheduledState, as_scheduled, forward_of, state_of, uncounted
 from schedule.util.copying import copied_where_possible
 from schedule.util.errors import ShardError, TraceError
-from schedule.util.generators import torch_states
+from schedule.util.generators import State, all_states, set_states
 from schedule.util.user_code import UserCodeError, user_code
 
 Specializations = tuple[Specialization, ...]
@@ -314,7 +314,7 @@ class _Comparison:
             return call(*args, **kwargs)
         twin_args, twin_kwargs = map_structure((args, kwargs), _own)
         before = Snapshot({"self": module})
-        drawn = torch_states()
+        drawn = all_states()
         expected = call(*args, **kwargs)
         after = [buffer.clone() for buffer in module.buffers()], args, kwargs
         with before.put_back(), _drawing_again(drawn):
@@ -350,16 +350,14 @@ class _Comparison:
 
 
 @contextmanager
-def _drawing_again(states: list[tuple[torch.Generator, torch.Tensor]]) -> Iterator[None]:
+def _drawing_again(states: list[State]) -> Iterator[None]:
     """Draw the same random numbers again from these states, since dropout may be on in eval mode too."""
-    after = torch_states()
-    for generator, state in states:
-        generator.set_state(state)
+    after = all_states()
+    set_states(states)
     try:
         yield
     finally:
-        for generator, state in after:
-            generator.set_state(state)
+        set_states(after)
 
 
 def _own(leaf: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torch import fx
 
 from fused.torch_internals.schemas import aten_parameters, given_argument, parameters
+from schedule.capture.tracing.draws import drawn_number
 from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.question_methods import PREFIXES
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
@@ -138,7 +139,7 @@ def uses_random(node: fx.Node) -> bool:
     """Check whether the node draws random numbers, by its trace or its name (a disabled dropout does not)."""
     if node.op not in ("call_function", "call_method"):
         return False
-    if node.meta.get("draws"):
+    if node.meta.get("draws") or node.target is drawn_number:
         return True
     name = _name(node.target)
     if "dropout" in name:

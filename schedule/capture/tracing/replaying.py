@@ -22,7 +22,7 @@ from schedule.capture.recording.calls import intercepted_calls
 from schedule.capture.tracing.memory import is_plain
 from schedule.capture.tracing.restoring import Restore, restoring
 from schedule.util.errors import ScheduleError
-from schedule.util.generators import torch_states
+from schedule.util.generators import State, set_states
 
 Versions = list[tuple[torch.Tensor, tuple[int, bool]]]
 
@@ -44,7 +44,7 @@ class Made:
     output: Any
     changed: bool
     versions: Versions
-    states: Sequence[tuple[torch.Generator, torch.Tensor]]
+    states: Sequence[State]
     pieces: Sequence[Restore]
 
     @property
@@ -64,8 +64,7 @@ class Made:
                 "or returns had been changed in place, so the original forward cannot run either",
                 fix="undo the schedule of this module, or schedule it anew with a call like this one",
             )
-        for generator, state in self.states:
-            generator.set_state(state)
+        set_states(self.states)
         for restore in self.pieces:
             restore()
         return self.output
@@ -76,12 +75,12 @@ class Attempt:
     """Run of a graph with checks inside.
 
     Attributes:
-        drawing: whether the graph draws random numbers itself, outside of submodules.
+        states: function that returns the states of the generators that the graph itself draws from, without submodules.
         objects: input objects it may change.
         made: the calls so far.
     """
 
-    drawing: bool
+    states: Callable[[], Sequence[State]]
     objects: Sequence[Any]
     made: list[Made]
 
@@ -131,7 +130,7 @@ def keep(output: Any, path: str, before: Versions) -> None:
     if torch.compiler.is_compiling():
         return
     attempt = _attempts.stack[-1]
-    states = torch_states() if attempt.drawing else ()
+    states = attempt.states()
     pieces = restoring(attempt.objects)  # whatever it was given: it, or a hook, may know them
     attempt.made.append(Made(path, output, _changed(before), versions(output), states, pieces))
 

@@ -6,18 +6,19 @@ statistics of a batch norm, its keys are only once in the cache, and a hook runs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from schedule.capture.tracing.draws import drawn_number
 from schedule.capture.tracing.effects import assigned_attribute, uses_random
 from schedule.capture.tracing.guards import GuardMiss, check
 from schedule.capture.tracing.outputs import check_output
 from schedule.capture.tracing.replaying import Attempt, attempting, keeping
 from schedule.capture.tracing.restoring import changes_given, restoring, restoring_attributes
-from schedule.util.generators import torch_states
+from schedule.util.generators import State, all_states, set_states, torch_states
 
 Run = Callable[..., Any]
 
@@ -45,7 +46,9 @@ class _Trial:
 
     def __init__(self, graph: fx.Graph, found: list[fx.Node], compiled: Callable[[fx.Graph], Run]) -> None:
         self.keeping = compiled(keeping(graph, [node for node in found if node.op == "call_module"]))
-        self.drawing = any(node.meta.get("draws") or uses_random(node) for node in found)
+        drawing = any(node.meta.get("draws") or uses_random(node) for node in found)
+        outside = any(node.target is drawn_number for node in found)
+        self.states: Callable[[], Sequence[State]] = all_states if outside else torch_states if drawing else tuple
         given = [node for node in graph.nodes if node.op == "placeholder"]
         # A submodule, or a hook of it, may change them too, whatever it is given.
         changing = any(node.op == "call_module" or changes_given(node) for node in found)
@@ -61,15 +64,14 @@ class _Trial:
         if torch.compiler.is_compiling():
             return self.keeping(module, *inputs)
         objects = [inputs[index] for index in self.objects]
-        states = torch_states() if self.drawing else ()
+        states = self.states()
         pieces = [*restoring(objects), *restoring_attributes(module, self.assigned)]
-        attempt = Attempt(self.drawing, objects, [])
+        attempt = Attempt(self.states, objects, [])
         try:
             with attempting(attempt):
                 return self.keeping(module, *inputs)
         except GuardMiss as miss:
-            for generator, state in states:
-                generator.set_state(state)
+            set_states(states)
             for restore in pieces:
                 restore()
             miss.made = tuple(attempt.made)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from schedule.capture.recording.structure import leaves
+from schedule.capture.tracing.draws import drawn_by, drawn_number
 from schedule.capture.tracing.reading.instrument import is_instrumented
 from schedule.capture.tracing.reading.items import ItemReads
 from schedule.capture.tracing.reading.operators import COMPARING, Operand, converts, has_operators
@@ -29,6 +30,7 @@ from schedule.capture.tracing.reading.queries import (
     only_checks,
 )
 from schedule.capture.tracing.reading.sources import described
+from schedule.capture.tracing.scalars import symbolic
 from schedule.util.errors import TraceError
 
 _WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "types", "abc")
@@ -67,6 +69,9 @@ class NativeCalls(ItemReads):
             return self.pass_block(function, args)
         if root == "inspect":
             self.refuse_inspected(function, args, kwargs)
+        if not kwargs and (drawn := drawn_by(function, args)):
+            value = drawn_number(*drawn)
+            return symbolic(self.tracer, self.tracer.emit_scalar(drawn_number, drawn, value), value)
         if root == "random" or module.startswith("numpy.random") or isinstance(owner, random.Random):
             raise self.refused(
                 "the forward draws a random number outside torch, which a graph would repeat for ever",
