@@ -6,6 +6,7 @@ from schedule.api.replay import load_recipe, replay
 from schedule.api.schedule import Schedule, create_schedule
 from schedule.api.tune import tune
 from schedule.core.matching import Match
+from schedule.distributed.communication.rng_tracker import RNGStatesTracker
 from schedule.patterns import any_of, call_module, optional, scalar, tensor
 from schedule.primitives import list_primitives, primitive
 from schedule.primitives.composing import Attempt, attempt, first_of, for_each, repeat
@@ -38,6 +39,7 @@ __all__ = [
     "MatchError",
     "NotApplicable",
     "PathError",
+    "RNGStatesTracker",
     "Recipe",
     "RecipeError",
     "Report",

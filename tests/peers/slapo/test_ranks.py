@@ -102,12 +102,6 @@ def test_recomputation_and_random_numbers(what: str) -> None:
     launch.passes(RANDOM[what])
 
 
-@pytest.mark.parametrize("what", ["set", "reset", "add", "add a name twice", "add a seed twice", "fork"])
-def test_states_of_generators_have_names(what: str) -> None:
-    """One intention each of its tracker; they need one process."""
-    pytest.xfail(f"{what}: numbers of a rank's own belong to a module (fork_rng), not to a name in a table")
-
-
 # -- checks, and training ----------------------------------------------------------------------------------------
 
 
