@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import KernelInterface
 
 import fused
 import schedule
@@ -160,10 +166,65 @@ def test_a_fused_dropout_draws_as_the_original() -> None:
 # -- ops ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", ["cutlass", "cuda", "triton"])
+class Operations(TorchDispatchMode):
+    """Adds the names of torch's operations to ``seen``."""
+
+    def __init__(self, seen: set[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func.name().removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def launches(seen: set[str]) -> Iterator[None]:
+    """Add the names of Triton's kernels to ``seen``."""
+    launcher = KernelInterface.__getitem__
+
+    def launched(kernel: Any, grid: Any) -> Any:
+        seen.add(kernel.fn.__name__)
+        return launcher(kernel, grid)
+
+    with mock.patch.object(KernelInterface, "__getitem__", launched):
+        yield
+
+
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+ATTENTIONS: dict[str, tuple[str, Any, Any, set[str]]] = {
+    "math": ("attention", lambda: sdpa_kernel(SDPBackend.MATH), Operations, {"_softmax", "_softmax_backward_data"}),
+    "flash": ("attention", lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION), Operations, {FLASH, f"{FLASH}_backward"}),
+    "triton": (
+        "attention_softmax",
+        *(lambda: fused.backend("triton"), launches),
+        {"_masked_softmax", "_masked_softmax_backward"},
+    ),
+}
+"""Kernel → the rule, the block in which the model runs, what observes it, and the kernels of both passes."""
+
+
+def attended(block: nn.Module) -> list[Tensor]:
+    """Its result under a mask, and all gradients."""
+    rows, mask = torch.linspace(-1, 1, 320).view(2, 5, 32).requires_grad_(), torch.linspace(-1, 1, 10).view(2, 1, 1, 5)
+    result = block(rows, attention_mask=mask)
+    result.square().mean().backward()
+    return [result, rows.grad, *(p.grad for p in block.parameters())]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("kernel", ATTENTIONS)
 def test_an_attention_op_takes_packed_weights(kernel: str) -> None:
-    """With the kernel asked for."""
-    pytest.xfail(f"no attention op of our own, by {kernel} or otherwise: F.scaled_dot_product_attention chooses one")
+    """With the kernel asked for; in GPT-2's, query, key and value are one projection."""
+    rule, chosen, observer, kernels = ATTENTIONS[kernel]
+    block, seen = build("gpt2").transformer.h[0].eval(), set[str]()
+    expected = attended(copy.deepcopy(block))
+    inputs = {"hidden_states": torch.ones(2, 5, 32), "attention_mask": torch.ones(2, 1, 1, 5)}
+    assert schedule.create_schedule(block, inputs)["attn"].optimize(rules=rule, cost_guard=False).applied
+    with chosen(), observer(seen):
+        found = attended(block)
+    known = {name for *_, names in ATTENTIONS.values() for name in names}
+    assert seen & known == kernels
+    torch.testing.assert_close(found, expected)
 
 
 def through(mlp: nn.Module, x: Tensor) -> list[Tensor]:
