@@ -162,14 +162,14 @@ def holds(node: Node, match: Match) -> bool:
 # -- finding ------------------------------------------------------------------------------------------------
 
 
-def find_in(members: Sequence[Node], pattern: Any, expect: int | None) -> list[Match]:
+def find_in(members: Sequence[Node], pattern: Any, expect: int | None, closed: bool = True) -> list[Match]:
     """Return all matches of ``pattern`` in the graphs of ``members``, in order.
 
     Raises:
         TraceError: a member cannot be traced.
         MatchError: not as many as expected (reports the best near miss), or an unknown name.
     """
-    wanted = Wanted.of(pattern)
+    wanted = Wanted.of(pattern, closed)
     for member in members:
         member.refuse_inside_other_graph()
     graphs = members[0].tree.graphs
@@ -206,21 +206,22 @@ def _refuse_misspelt(root: nn.Module, wanted: Wanted) -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Patterns to search for: one, or all of a rule (``given`` is the argument of ``find``)."""
+    """Patterns to search for: one, or all of a rule (``given`` and ``closed`` are arguments of ``find``)."""
 
     name: str
     patterns: tuple[Pattern, ...]
     rule: Rule | None
     given: Any
+    closed: bool = True
 
     @staticmethod
-    def of(pattern: Any) -> Wanted:
+    def of(pattern: Any, closed: bool = True) -> Wanted:
         """Make the patterns from any argument accepted by ``find``."""
         rule = pattern if isinstance(pattern, rules.Rule) else rules.rule_for(pattern)
         if rule is not None:
-            return Wanted(rule.name, rule.patterns, rule, pattern)
+            return Wanted(rule.name, rule.patterns, rule, pattern, closed)
         compiled = patterns.compile_pattern(pattern)
-        return Wanted(compiled.name, (compiled,), None, pattern)
+        return Wanted(compiled.name, (compiled,), None, pattern, closed)
 
 
 class Found:
@@ -268,7 +269,7 @@ def sites_in(
     """Find ``wanted`` in one graph of ``module``, and return the sites and the results of each search."""
     modules = dict(module.named_modules(remove_duplicate=False))
     expansion = expand(made, module, recording, _inlined_for(wanted.patterns, made.graph, modules))
-    results = [patterns.search(expansion.graph, pattern, modules) for pattern in wanted.patterns]
+    results = [patterns.search(expansion.graph, each, modules, closed=wanted.closed) for each in wanted.patterns]
     found = patterns.resolve(graph_match for result in results for graph_match in result.graph_matches)
     if wanted.rule is not None:
         found = [graph_match for graph_match in found if not wanted.rule.extra_check(graph_match)]

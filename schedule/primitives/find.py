@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @query
-def find(sch: Node, pattern: Any, expect: int | None = None) -> list[Match]:
+def find(sch: Node, pattern: Any, expect: int | None = None, closed: bool = True) -> list[Match]:
     """Return all matches of ``pattern`` in this module's graph, the larger of overlapping ones.
 
     Changes nothing.
@@ -29,13 +29,15 @@ def find(sch: Node, pattern: Any, expect: int | None = None) -> list[Match]:
         pattern: a function, a module, a module type, a regular expression for the path of a called module, a
             compiled pattern, or the name of a registered rule.
         expect: required number of matches.
+        closed: leave out matches whose inner values are used outside, or whose inputs depend on their outputs. No
+            primitive replaces these; False finds them too, to look at.
 
     Raises:
         TraceError: the module cannot be traced.
         MatchError: not as many as expected; gives the best near miss: the node, and what was expected and found.
         NotApplicable: the module is inlined in another module's graph.
     """
-    return find_in([sch], pattern, expect)
+    return find_in([sch], pattern, expect, closed)
 
 
 @query

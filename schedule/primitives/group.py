@@ -141,15 +141,16 @@ class Group(Generic[NodeT]):
     def __repr__(self) -> str:
         return f"Group({self.label})"
 
-    def find(self, pattern: Any, expect: int | None = None) -> list[Match]:
+    def find(self, pattern: Any, expect: int | None = None, closed: bool = True) -> list[Match]:
         """Return all matches of ``pattern`` in all members, as :meth:`Schedule.find` does.
 
         Args:
             pattern: as for one schedule.
             expect: required number of matches in all members together.
+            closed: as for one schedule.
         """
         with located(_asked(primitives.find, pattern, expect), self.label):
-            return find_in(self._members, pattern, expect)
+            return find_in(self._members, pattern, expect, closed)
 
     def find_parallel(self, pattern: Any, expect: int | None = None) -> list[list[Match]]:
         """Return the groups of parallel matches in all members, as :meth:`Schedule.find_parallel` does."""

@@ -213,6 +213,8 @@ def _found(item: Any) -> Found:
     founds = {match.search.found if match.search is not None else None for match in _flat(item)}
     if len(founds) == 1:
         found = founds.pop()
+        if found is not None and not found.wanted.closed:
+            raise Undescribable("a match is from find(closed=False)", "find it without closed=False")
         if found is not None:
             return found
     raise Undescribable(

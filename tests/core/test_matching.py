@@ -226,3 +226,39 @@ def test_misspelt_rules() -> None:
     assert sch["blocks.0.attn"].find("fc1") == [], "a module of the model, though not of this one"
     with pytest.raises(schedule.MatchError, match=r"no rule or family 'rms_nrom'(?s:.*)did you mean 'rms_norm'"):
         schedule.optimize(sch, rules=["rms_nrom"])
+
+
+def diamond(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    tip = x + y
+    return tip * 2 + tip * 3
+
+
+class Diamonds(nn.Module):
+    """One whose tip is used elsewhere, and one that stands alone."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        tip = x + y
+        return diamond(x, tip * 5 + (tip * 2 + tip * 3))
+
+
+@pytest.mark.parametrize("primitive", ["replace", "fuse", "checkpoint"])
+@pytest.mark.unwritable("a match found with closed=False")
+def test_a_match_with_other_uses_inside_is_found_when_asked_for_and_not_replaced(primitive: str) -> None:
+    model, inputs = Diamonds(), (torch.ones(2), torch.ones(2))
+    expected = model(*inputs)
+    sch = schedule.create_schedule(model, inputs)
+    sch.find(diamond, expect=1)
+    opened, alone = sch.find(diamond, expect=2, closed=False)
+    do = {
+        "replace": lambda match: sch.replace(diamond, [match]),
+        "fuse": lambda match: sch.fuse([match], compiler=None),
+        "checkpoint": lambda match: sch.checkpoint([match]),
+    }[primitive]
+    before = fingerprint(sch)
+    with pytest.raises(schedule.MatchError, match=r"add, an interior value of the match, is used outside by mul"):
+        do(opened)
+    assert fingerprint(sch) == before
+    do(alone)
+    assert torch.equal(model(*inputs), expected)
+    with pytest.raises(schedule.RecipeError, match=r"find\(closed=False\)"):
+        sch.recipe()
