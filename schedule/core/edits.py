@@ -216,6 +216,28 @@ class AddModule:
         self.tree.forget_paths()
 
 
+class ShareHooks:
+    """Edit to let ``new`` run hooks of ``old``, from the same tables: a handle removes a hook from both.
+
+    Args:
+        old: a module.
+        new: a module that has none of these hooks.
+        tables: names of the tables.
+    """
+
+    def __init__(self, old: nn.Module, new: nn.Module, tables: Sequence[str]) -> None:
+        self.old, self.new = old, new
+        self._before = {name: vars(new)[name] for name in tables}
+
+    def apply(self) -> None:
+        """Share the tables."""
+        vars(self.new).update({name: vars(self.old)[name] for name in self._before})
+
+    def revert(self) -> None:
+        """Give the new module its own tables back."""
+        vars(self.new).update(self._before)
+
+
 class SetItem:
     """Edit of one entry of a mapping, such as a parameter in a module's table or a tag of a parameter."""
 

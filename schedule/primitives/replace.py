@@ -15,6 +15,7 @@ from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Build
 from schedule.primitives.annotate import tags_carried
 from schedule.primitives.callees import Named
+from schedule.primitives.hooked_calls import hooks_shared
 from schedule.primitives.interface import call_arguments, refuse_other_interface
 from schedule.primitives.registry import primitive
 from schedule.primitives.rewrites import PatternRewrite, Replacement, checked_name, rewrite_matches
@@ -55,6 +56,10 @@ def replace(
     ``new`` gets the inputs of the pattern, by name if it has parameters of all their names, else in order; and
     constants by keyword if it takes them. Inputs not shared by parallel matches are passed as ``name_0``,
     ``name_1``, …. Afterwards ``sch.history[-1].replaced`` has the nodes that were replaced.
+
+    A matched layer may have forward pre-hooks and full backward hooks if ``new`` is a module with the same inputs, which
+    nothing else in the match reads. Both then have these hooks: calls of the graph run them on ``new``, whose outputs'
+    gradients they see, calls of the original forward on the layer, and a handle removes a hook from both.
 
     Args:
         new: a module; with matches also a function, which may return several results. A module given for
@@ -284,4 +289,5 @@ class _Replacement:
         for node in dict.fromkeys(group[0].schedule for group in self.groups):
             if any(self.new is module for module in node.module.modules()):
                 raise MatchError("the replacement is part of the matched module already", fix="give another module")
-            node.commit([AddModule(sch.tree, node.module, self.child_name(node.module), self.new)], 0)
+            edits = [AddModule(sch.tree, node.module, self.child_name(node.module), self.new)]
+            node.commit([*edits, *hooks_shared([m for group in self.groups for m in group], self.new)], 0)

@@ -20,6 +20,7 @@ from schedule.core.matching import Match, Site, holds
 from schedule.core.rebinding import StaleMatch, blamed, keep_erased, rebound
 from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Build, merge, rewrite_in_place
+from schedule.primitives.hooked_calls import HookedCall, hooked_calls, substitute_of
 from schedule.util.errors import MatchError, NotApplicable
 
 if TYPE_CHECKING:
@@ -132,11 +133,11 @@ def rewritten(
     keep_erased(made.graph, expansion.graph)
     graph_matches: list[GraphMatch] = []
     builds: list[Build] = []
+    hooked: list[list[HookedCall]] = []
     for group, sites in items:
-        here = [rebound(site, expansion, modules) for site in sites]
-        for graph_match in here:
-            _refuse_hooked(graph_match, modules)
-        graph_match, build = prepare(group, _merged(here))
+        found = _merged([rebound(site, expansion, modules) for site in sites])
+        hooked.append(hooked_calls(found, modules))
+        graph_match, build = prepare(group, found)
         graph_matches.append(graph_match)
         builds.append(build)
     order = iter(builds)
@@ -145,10 +146,12 @@ def rewritten(
         return next(order)(graph, inputs, scalars)
 
     replaced = rewrite_in_place(expansion.graph, graph_matches, build_next, modules, by=by)
-    for (key, _), nodes in zip(items, replaced, strict=True):
+    hooks_in: dict[str, str] = {}
+    for (key, _), nodes, calls in zip(items, replaced, hooked, strict=True):
+        hooks_in |= {call.path: substitute_of(call, nodes, modules) for call in calls}
         for node in nodes:
             node.meta[RULE] = _name(key) or by
-    return made.with_graph(expansion.graph, {**expansion.inlined, **_called(graph_matches, modules)})
+    return made.with_graph(expansion.graph, {**expansion.inlined, **_called(graph_matches, modules, hooks_in)})
 
 
 def _name(key: Any) -> str:
@@ -156,10 +159,15 @@ def _name(key: Any) -> str:
     return str(getattr(key[0] if isinstance(key, (list, tuple)) else key, "name", ""))
 
 
-def _called(graph_matches: Sequence[GraphMatch], modules: Mapping[str, nn.Module]) -> dict[str, Inlined]:
+def _called(
+    graph_matches: Sequence[GraphMatch], modules: Mapping[str, nn.Module], hooks_in: Mapping[str, str]
+) -> dict[str, Inlined]:
     """Return the modules with consumed calls, such as a Linear without a bias, as inlined ones to guard."""
     paths = [str(node.target) for each in graph_matches for node in each.nodes if node.op == "call_module"]
-    return {path: Inlined(original_class(modules[path]), whole(modules[path])) for path in paths}
+    return {
+        path: Inlined(original_class(modules[path]), whole(modules[path]), hooks_in=hooks_in.get(path, ""))
+        for path in paths
+    }
 
 
 def _merged(graph_matches: list[GraphMatch]) -> GraphMatch:
@@ -167,17 +175,3 @@ def _merged(graph_matches: list[GraphMatch]) -> GraphMatch:
     if len(graph_matches) == 1:
         return graph_matches[0]
     return merge([replace(o, pattern=graph_matches[0].pattern) for o in graph_matches])
-
-
-def _refuse_hooked(graph_match: GraphMatch, modules: Mapping[str, nn.Module]) -> None:
-    """Raise if a consumed call is of a module with hooks, since they would never run again."""
-    for node in graph_match.nodes:
-        if node.op != "call_module":
-            continue
-        path = str(node.target)
-        for inner in modules[path].modules():
-            if inner._forward_hooks or inner._forward_pre_hooks or inner._backward_hooks or inner._backward_pre_hooks:
-                raise MatchError(
-                    f"{path} has a hook that the rewrite would swallow",
-                    fix="remove the hook first, or match around this module",
-                )

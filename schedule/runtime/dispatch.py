@@ -14,7 +14,7 @@ from torch import nn
 from fused.torch_internals.compiled_checks import CompiledCheck
 from schedule.capture.recording.recording import Call
 from schedule.capture.recording.structure import module_source
-from schedule.capture.tracing.hooks import acts_now, acts_on_all
+from schedule.capture.tracing.hooks import acts_now, acts_on_all, runs_hooks_of
 from schedule.capture.tracing.later_reads import can_follow
 from schedule.capture.tracing.reading.ledger import Ledger, shared_ledger
 from schedule.capture.tracing.signature import Parameters, Signature
@@ -35,14 +35,23 @@ class Declined:
     why: str
 
 
-def intact(module: nn.Module, cls: type, training: bool) -> bool:
-    """Check whether an inlined submodule is unchanged: same class and mode, no active hook."""
+def intact(module: nn.Module, cls: type, training: bool, substitute: nn.Module | None = None) -> bool:
+    """Check whether an inlined submodule is unchanged: same class and mode, no active hook that its graph would skip.
+
+    Args:
+        module: the submodule.
+        cls: its class.
+        training: its mode.
+        substitute: the module that is called in its place, with its hooks, if any.
+    """
     own = module.__dict__
     if type(module) is not cls or own["training"] is not training or "forward" in own:
         return False
     before, after = own["_forward_pre_hooks"], own["_forward_hooks"]
     hooked = before or after or own["_backward_hooks"] or own["_backward_pre_hooks"]
-    return not (hooked and acts_now(module))
+    if not hooked or (substitute is not None and runs_hooks_of(substitute, module)):
+        return True
+    return not acts_now(module)
 
 
 def generated_select(
@@ -148,7 +157,9 @@ def _conditions_on_inlined(specialization: Specialization, index: int, namespace
     found = []
     for number, (path, inlined) in enumerate(specialization.inlined.items()):
         namespace[f"_class_{index}_{number}"] = scheduled_class(inlined.cls) if inlined.scheduled else inlined.cls
-        found.append(f"_intact({module_source(path)}, _class_{index}_{number}, {specialization.training})")
+        given = [module_source(path), f"_class_{index}_{number}", str(specialization.training)]
+        given += [module_source(inlined.hooks_in)] if inlined.hooks_in else []
+        found.append(f"_intact({', '.join(given)})")
     return found + (["not _acts_on_all()"] if found else [])
 
 

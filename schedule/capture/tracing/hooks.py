@@ -23,6 +23,7 @@ _ON_ALL = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
+_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _THEIRS = "transformers.utils.output_capturing"
 
 
@@ -44,6 +45,11 @@ def acts_on_all() -> bool:
 def acts_now(module: nn.Module) -> bool:
     """Check whether a hook of ``module`` would do something in a call now."""
     return is_hooked(module) or (bool(module._forward_hooks) and bool(_collected()))
+
+
+def runs_hooks_of(module: nn.Module, other: nn.Module) -> bool:
+    """Check whether a call of ``module`` runs every hook of ``other``, because both have the same tables of hooks."""
+    return all(not vars(other)[table] or vars(module)[table] is vars(other)[table] for table in _TABLES)
 
 
 def _captures(hook: Any) -> bool:

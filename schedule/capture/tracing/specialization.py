@@ -46,11 +46,13 @@ class Inlined:
         cls: its class.
         ledger: guards on the state read by its forward.
         scheduled: whether the submodule is scheduled and the inlined graph is its scheduled graph.
+        hooks_in: path of a module in the graph that runs its hooks; if "", it has none.
     """
 
     cls: type
     ledger: Ledger = field(default_factory=Ledger)
     scheduled: bool = False
+    hooks_in: str = ""
 
 
 @dataclass(frozen=True)

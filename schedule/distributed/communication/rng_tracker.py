@@ -23,12 +23,12 @@ class RNGStatesTracker:
     seed and from the state outside. The state outside advances by one draw, however many are drawn in the block. So
     ranks that were seeded alike draw the same numbers outside, and different ones under seeds of their own.
 
-    The state of a name is its seed. Whatever restores torch's default generators restores the numbers in the blocks too:
+    The state of a name is its seed. Whatever restores torch's default generators restores the numbers in the blocks:
     a recomputation by :meth:`Schedule.checkpoint`, ``torch.utils.checkpoint`` or transformers draws them again. A
     training run resumes with torch's states and those of ``get_states()``.
 
-    A forward with such a block is not traced, and runs as it is written. To draw different numbers on each rank in a whole
-    module that may be traced, use :meth:`Schedule.fork_rng`.
+    A forward with such a block is not traced, and runs as it is written. To draw different numbers on each rank in a
+    whole module that may be traced, use :meth:`Schedule.fork_rng`.
 
     Source: Megatron-LM's and Slapo's ``CudaRNGStatesTracker``, whose states are those of generators that advance in the
     blocks, so that a recomputation has to save and restore them.

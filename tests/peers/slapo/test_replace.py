@@ -135,9 +135,6 @@ def test_the_module_for_a_chain_has_the_name_asked_for() -> None:
     assert kinds(chain(name="test")[0], "test") == [nn.Identity]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=MatchError, reason="a call that the graph does not fit runs the layers themselves: they keep it"
-)
 @pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_full_backward_hook"])
 def test_a_hook_of_the_first_layer_moves_to_the_replacement_of_a_chain(register: str) -> None:
     """One intention each: of its input, or of its gradient."""
