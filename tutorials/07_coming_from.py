@@ -46,6 +46,7 @@ hf.set_seed(0)
 # | `sch.fuse(found, compiler="TorchScript", name=…)` | `sch.fuse(found)`: the fused op, or inductor; backward too |
 # | `sch["fc1"].shard("weight", axis=0)` | the same |
 # | `sch["fc2"].sync(mode="fwd_post", sync_op_or_fn="all_reduce")` | `sch["fc2"].sync("fwd_post", "all_reduce")` |
+# | `slapo.random.CudaRNGStatesTracker` | `schedule.RNGStatesTracker`; on each rank, `sch["attn"].fork_rng()` |
 # | a schedule written for each architecture | `schedule.optimize(model, batch)`, `sch.shard_plan(mesh)` |
 # | `model, _ = slapo.build(sch, init_weights=…)` | `model = schedule.build(sch)`; the model is the same object |
 # | | `sch.undo()`, `schedule.verify(sch, batch)`, `sch.recipe()` |

@@ -57,9 +57,10 @@ def replace(
     constants by keyword if it takes them. Inputs not shared by parallel matches are passed as ``name_0``,
     ``name_1``, …. Afterwards ``sch.history[-1].replaced`` has the nodes that were replaced.
 
-    A matched layer may have forward pre-hooks and full backward hooks if ``new`` is a module with the same inputs, which
-    nothing else in the match reads. Both then have these hooks: calls of the graph run them on ``new``, whose outputs'
-    gradients they see, calls of the original forward on the layer, and a handle removes a hook from both.
+    A matched layer may have forward pre-hooks and full backward hooks if ``new`` is a module that gets the layer's
+    inputs, and nothing else in the match reads them. Then both have these hooks: calls of the graph run them on
+    ``new``, with the gradients of its inputs and outputs; calls of the original forward run them on the layer; and a
+    handle removes a hook from both.
 
     Args:
         new: a module; with matches also a function, which may return several results. A module given for

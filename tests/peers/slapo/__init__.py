@@ -7,12 +7,12 @@ package, where the call is often another one (``find`` needs no ``decompose`` be
 =====================================  ==========  =====  ===================================================
 file there                             intentions  hold   do not
 =====================================  ==========  =====  ===================================================
-subgraph, utils                        14          13     a diamond whose tip has other uses
-replace                                27          24     two hooks of a chain; calls with plain numbers
-fusion, op, checkpoint, annotate,      16          13     an attention op of three kernels
+subgraph, utils                        14          14
+replace                                27          26     calls with plain numbers
+fusion, op, checkpoint, annotate,      16          16
 verify (one process)
 trace, pipeline_partition              27          25     the topology of DeepSpeed's pipelines, twice
-random (one process)                   6           0      a table of generators by name
+random (one process)                   6           6
 annotate, consolidation, shard,        32          32
 reshard, shard_sync_op (two ranks)
 checkpoint, fork_rng, random, verify,  13          13
