@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import schedule
@@ -239,3 +240,36 @@ def test_another_call_of_the_layer_is_not_replaced_by_what_runs_no_hooks() -> No
     with pytest.raises(MatchError, match="linear has a hook that the rewrite would swallow"):
         sch.replace(torch.tanh, [second])
     assert seen_in(model)[0] == ["Both", "Linear"]
+
+
+def test_two_calls_of_a_layer_become_two_of_the_module() -> None:
+    model = Twice()
+    handle = HOOKS["pre"](model.linear)
+    sch = schedule.create_schedule(model, ROWS)
+    sch.replace(nn.Identity(), sch.find(normalized, expect=2))
+    assert seen_in(model)[0] == ["Identity"] * 2 and ran_graph(model)
+    handle.remove()
+    assert seen_in(model)[0] == [] and ran_graph(model)
+
+
+class Tied(nn.Module):
+    """The two layers on their own parameters."""
+
+    def __init__(self, model: Chain) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([*model.linear.parameters(), *model.norm.parameters()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, scale, shift = self.weights
+        return F.layer_norm(F.linear(x, weight, bias), (8,), scale, shift)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_replacement_with_hooks_is_verified(kind: str) -> None:
+    model = Chain()
+    HOOKS[kind](model.linear)
+    sch = schedule.create_schedule(model, ROWS)
+    sch.replace(Tied(model), sch.find(normalized, expect=1))
+    assert schedule.verify(sch, ROWS, steps=1)
+    assert seen_in(model)[0] == ["Tied"] and ran_graph(model)

@@ -272,7 +272,9 @@ def test_lambdas_are_found_and_take_their_places_one_after_the_other() -> None:
 
 
 @pytest.mark.xfail(
-    strict=True, reason="a number is a constant of a graph, guarded; operators of constants alone are none"
+    strict=True,
+    reason="a number among the arguments is a constant of the graph, guarded by its value: patterns and rules compare "
+    "constants, such as a dimension or a probability that is passed down, which they could not if it were open",
 )
 def test_a_model_is_called_with_plain_numbers() -> None:
     assert in_turn((4, 10, 0))(4, 10, 0) == 10
