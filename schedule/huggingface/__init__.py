@@ -6,8 +6,9 @@ Importing it makes ``OptimizeCallback`` known to transformers by the name ``"fxs
 
 from transformers.integrations import integration_utils
 
+from schedule.huggingface.checkpoints import ShardedTrainer
 from schedule.huggingface.trainer import OptimizeCallback
 
-__all__ = ["OptimizeCallback"]
+__all__ = ["OptimizeCallback", "ShardedTrainer"]
 
 integration_utils.INTEGRATION_TO_CALLBACK.setdefault("fxschedule", OptimizeCallback)

@@ -133,3 +133,27 @@ def test_an_optimizer_goes_from_mesh_to_mesh(tmp_path: Path) -> None:
 def test_an_optimizer_of_another_model(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"has a parameter of \[32, 16\] that the model has not"):
         save_sharded(Mlp(), tmp_path, adam(Mlp()))
+
+
+def grouped(model: nn.Module, *decays: tuple[float, str]) -> torch.optim.Optimizer:
+    """A group for each weight decay, of the parameters whose names end so."""
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [named[name] for name in named if name.endswith(end)], "weight_decay": decay}
+        for decay, end in decays
+    ]
+    return torch.optim.AdamW(groups)
+
+
+def test_an_optimizer_with_other_groups(tmp_path: Path) -> None:
+    """Trainers split groups by the mesh of their parameters: settings belong to parameters, not to a number."""
+    saved, found = filled(1.0), filled(0.0)
+    before = grouped(saved, (0.1, "fc1.weight"), (0.1, "fc2.weight"), (0.0, "bias"))
+    stepped(saved, before, range(1))
+    save_sharded(saved, tmp_path, before)
+    optimizer = grouped(found, (9.0, "weight"), (9.0, "bias"))
+    load_sharded(found, tmp_path, optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    assert digest(dict(found.named_parameters())) == digest(dict(saved.named_parameters()))
+    with pytest.raises(ShardError, match=r"group 0 .* fc1\.weight and fc1\.bias, whose weight_decay differed"):
+        load_sharded(found, tmp_path, grouped(found, (9.0, "")))

@@ -25,7 +25,7 @@ from schedule.distributed.checkpoint.pieces import Pieces
 from schedule.distributed.checkpoint.writing import ReplacingWriter
 from schedule.util.errors import ShardError
 
-_OPTIMIZER = "optimizer"
+_SETTINGS, _STATE = "optimizer.settings.", "optimizer.state."
 
 
 def sharded_state(model: nn.Module) -> dict[str, Any]:
@@ -89,30 +89,58 @@ def load_sharded(
     Args:
         model: as for :func:`sharded_state`. Unlike for ``schedule.build``, its tensors must not be on the meta device.
         path: the same folder on all ranks.
-        optimizer: as for :func:`save_sharded`, of the same class and with the same groups as the one that was saved.
+        optimizer: as for :func:`save_sharded`, of the same class as the one that was saved. It may divide the
+            parameters into other groups, if those of a group had the same settings.
 
     Raises:
-        ShardError: the optimizer has parameters that the model has not.
+        ShardError: the optimizer has parameters that the model has not, or a group of which parameters were saved with
+            different settings, such as their learning rate.
     """
-    state = sharded_state(model)
+    no_dist, state, settings = not dist.is_initialized(), sharded_state(model), list[dict[str, Any]]()
     if optimizer is not None:
         initialize_state(optimizer)
-        state |= optimizer_state(model, optimizer)
-    dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
-    for at, group in enumerate(() if optimizer is None else optimizer.param_groups):
-        group.update(state[f"{_OPTIMIZER}.groups.{at}"])
+        own = optimizer_state(model, optimizer)
+        saved = {name: value for name, value in own.items() if name.startswith(_SETTINGS)}
+        dcp.load(saved, checkpoint_id=path, no_dist=no_dist)
+        settings = _settings_of_groups(model, optimizer, saved)
+        state |= {name: value for name, value in own.items() if name not in saved}
+    dcp.load(state, checkpoint_id=path, no_dist=no_dist)
+    for group, values in zip(optimizer.param_groups if optimizer is not None else (), settings, strict=True):
+        group.update(values)
+
+
+def _settings_of_groups(
+    model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the settings that the parameters of each group were saved with."""
+    names = {id(parameter): name for name, parameter in _named(model)}
+    found: list[dict[str, Any]] = []
+    for at, group in enumerate(optimizer.param_groups):
+        settings = {
+            names[id(parameter)]: dict(saved[_SETTINGS + names[id(parameter)]]) for parameter in group["params"]
+        }
+        first, values = next(iter(settings.items()), ("", {}))
+        for name, others in settings.items():
+            different = [key for key in values if values[key] != others.get(key)]
+            if different:
+                raise ShardError(
+                    f"group {at} of the optimizer has {first} and {name}, whose {', '.join(different)} differed",
+                    fix="make the optimizer with groups that keep them apart",
+                )
+        found.append(values)
+    return found
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the state of ``optimizer`` for ``dcp``: tensors by parameter, and the settings of each group.
+    """Return the state of ``optimizer`` for ``dcp``: by parameter, tensors and the settings of its group.
 
     Raises:
         ShardError: it has a parameter that ``model`` has not, or a state that is not a tensor.
     """
     names = {id(parameter): name for name, parameter in _named(model)}
     found: dict[str, Any] = {}
-    for at, group in enumerate(optimizer.param_groups):
-        found[f"{_OPTIMIZER}.groups.{at}"] = {name: value for name, value in group.items() if name != "params"}
+    for group in optimizer.param_groups:
+        settings = tuple((name, value) for name, value in group.items() if name != "params")
         for parameter in group["params"]:
             name = names.get(id(parameter))
             if name is None:
@@ -120,8 +148,9 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
                     f"the optimizer has a parameter of {list(parameter.shape)} that the model has not",
                     fix="make the optimizer of model.parameters() after schedule, build and fully_shard",
                 )
+            found[_SETTINGS + name] = settings
             for key, value in optimizer.state[parameter].items():
                 if not isinstance(value, Tensor):
                     raise ShardError(f"{key} of the optimizer, for {name}, is no tensor but {type(value).__name__}")
-                found[f"{_OPTIMIZER}.state.{name}.{key}"] = Pieces(local_part(value), Layout.of(value))
+                found[f"{_STATE}{name}.{key}"] = Pieces(local_part(value), Layout.of(value))
     return found
