@@ -5,6 +5,7 @@
     torchrun --nproc-per-node 2 tutorials/train_distributed.py --pp 1 2 --tp 2 1 --losses losses.json    # one by one
     torchrun --nproc-per-node 4 tutorials/train_distributed.py --tp 2 --checkpoint --steps 10 --save build/saved
     torchrun --nproc-per-node 2 tutorials/train_distributed.py --tp 2 --resume build/saved    # or on 1, or with --pp 2
+    torchrun --nproc-per-node 4 tutorials/train_distributed.py --tp 2 --rules after --compile
 
 The model begins on the meta device; each process materializes its own part, with the weights that one process would
 give the whole. Rank 0 shows the progress; each rank writes its own log. Runs on CPUs (gloo) and GPUs (NCCL) alike.
@@ -47,6 +48,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="in all, those before --resume included")
     parser.add_argument("--eps", type=float, default=1e-8, help="AdamW's; a larger one magnifies rounding less")
     parser.add_argument("--checkpoint", action="store_true", help="compute the layers again in the backward pass")
+    parser.add_argument("--rules", choices=["before", "after"], help="rewrite the layers, before or after fully_shard")
+    parser.add_argument("--compile", action="store_true", help="compile each layer by torch.compile")
     parser.add_argument("--losses", type=Path, help="file for the loss of each step, as JSON: layout → losses")
     parser.add_argument("--rank-logs", type=Path, help="folder for one log a rank")
     parser.add_argument("--save", type=Path, help="folder for a sharded checkpoint of model and optimizer")
@@ -112,21 +115,40 @@ def scheduled(args: argparse.Namespace, mesh: DeviceMesh) -> Schedule:
     return sch
 
 
-def train(args: argparse.Namespace, mesh: DeviceMesh, logger: logging.Logger) -> list[float]:
-    """The loss of each step, on the ranks that have it."""
-    stages, copies, kind = mesh.size(0), mesh.size(1), mesh.device_type
-    torch.manual_seed(0)
-    sch = scheduled(args, mesh)
-    if stages > 1:
+def built(args: argparse.Namespace, mesh: DeviceMesh, sch: Schedule) -> Any:
+    """This rank's part of the model with its weights: rewritten, compiled and wrapped by FSDP2 as asked for."""
+    if mesh["pp"].size() > 1:
         model: Any = schedule.build(sch, pipeline=Pipeline(args.microbatches))
         parts = list(model.stages)
     else:
         model = schedule.build(sch)
         parts = [model]
     model.train()
-    for part in parts if copies > 1 else ():
+    if args.rules == "before":
+        rewrite(sch)
+    if args.compile:
+        for layer in sch["model.layers.*"]:
+            layer.module.compile()
+    for part in parts if mesh["dp"].size() > 1 else ():
         fully_shard(part, mesh=mesh["dp"])
-    own = sum(p.numel() for part in parts for p in part.parameters())
+    if args.rules == "after":
+        rewrite(sch)
+    return model
+
+
+def rewrite(sch: Schedule) -> None:
+    """Put fused operations into the layers."""
+    for layer in sch["model.layers.*"]:
+        layer.optimize(cost_guard=False)  # the model is too small to gain
+
+
+def train(args: argparse.Namespace, mesh: DeviceMesh, logger: logging.Logger) -> list[float]:
+    """The loss of each step, on the ranks that have it."""
+    stages, copies, kind = mesh.size(0), mesh.size(1), mesh.device_type
+    torch.manual_seed(0)
+    sch = scheduled(args, mesh)
+    model = built(args, mesh, sch)
+    own = sum(parameter.numel() for parameter in model.parameters())
     logger.info("%s: coordinate %s, %d parameters in its stages", mesh, mesh.get_coordinate(), own)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=args.eps, foreach=False)
     first = 0

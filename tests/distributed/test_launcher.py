@@ -44,7 +44,18 @@ def losses(folder: Path, processes: int, *options: str) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("layout", [("--tp=2", "--checkpoint"), ("--pp=2", "--tp=2"), ("--pp=2", "--checkpoint")])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("--tp=2", "--checkpoint"),
+        ("--pp=2", "--tp=2"),
+        ("--pp=2", "--checkpoint"),
+        ("--tp=2", "--rules=before", "--checkpoint"),
+        ("--tp=2", "--rules=after", "--compile"),
+        ("--pp=2", "--rules=after", "--checkpoint"),
+    ],
+    ids=" ".join,
+)
 def test_four_processes_then_two_or_one(layout: tuple[str, ...], tmp_path: Path) -> None:
     """Ten steps on four processes, FSDP2 over what the layout leaves, and ten more on others are twenty on one."""
     expected, saved = losses(tmp_path, 1), tmp_path / "saved"

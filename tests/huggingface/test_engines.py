@@ -54,10 +54,9 @@ def launched(ranks: int) -> Iterator[None]:
 
 
 def planned(model: nn.Module, mesh: Any, context: bool = False) -> schedule.Schedule:
-    """Sharded by its plan, then rewritten."""
+    """Sharded by its plan."""
     sch = schedule.create_schedule(model, example_inputs=whole_rows(ROWS), mesh=mesh)
     sch.apply_plan(sch.shard_plan(vocabulary=False, context=context))
-    assert schedule.optimize(sch, cost_guard=False).applied
     return sch
 
 
@@ -124,8 +123,8 @@ def test_trainer_with_a_plan(tmp_path: Path) -> None:
 
 
 def shard(mesh: Any, model: Any) -> None:
-    """Plan over "tp" and ``fully_shard`` over the other dimension."""
-    planned(model, mesh)
+    """Plan over "tp", rewrite, and ``fully_shard`` over the other dimension."""
+    assert schedule.optimize(planned(model, mesh), cost_guard=False).applied
     model.config.distributed_config = DistributedConfig(tp_size=mesh["tp"].size())
     if "dp_shard" in mesh.mesh_dim_names:
         for layer in (*model.model.layers, model):
@@ -152,9 +151,9 @@ def with_fully_shard(accelerator: accelerate.Accelerator, model: nn.Module, load
 
 def with_the_plugin(accelerator: accelerate.Accelerator, model: nn.Module, loader: Any) -> Any:
     """accelerate's FSDP plugin wraps the model, but its own tensor and context parallelism leave it alone."""
-    context = accelerator.parallelism_config.cp_enabled
-    planned(model, accelerator.torch_device_mesh, context=context)
+    sch = planned(model, accelerator.torch_device_mesh, context=accelerator.parallelism_config.cp_enabled)
     model = fsdp2_prepare_model(accelerator, model)
+    assert schedule.optimize(sch, cost_guard=False).applied  # after: it wraps the embedding and the last norm too
     return model, accelerator.prepare_optimizer(adamw(model)), accelerator.prepare_data_loader(loader)
 
 

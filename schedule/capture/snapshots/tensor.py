@@ -17,9 +17,13 @@ SMALL = 2**14
 
 
 class SavedTensor:
-    """A tensor's storage, gradient, hooks and values, without a clone of large parameters."""
+    """A tensor's storage, gradient, hooks and values, without a clone of large parameters.
 
-    __slots__ = ("alias", "clone", "grad", "hooks", "live", "requires_grad", "version")
+    Whoever frees the memory of a tensor, as FSDP2 does between uses of gathered parameters, fills it again: it has no
+    values to save.
+    """
+
+    __slots__ = ("alias", "clone", "freed", "grad", "hooks", "live", "requires_grad", "version")
 
     def __init__(self, live: torch.Tensor) -> None:
         self.live, self.requires_grad = live, live.requires_grad
@@ -29,7 +33,13 @@ class SavedTensor:
         plain = live.layout is torch.strided and not live.is_nested and not isinstance(live, FakeTensor)
         plain = plain and type(live) in (torch.Tensor, nn.Parameter, nn.Buffer)
         self.alias = live.detach() if plain else None
-        cloned = plain and not live.is_meta and (live.numel() <= SMALL or not isinstance(live, nn.Parameter))
+        self.freed = plain and _freed(live)
+        cloned = (
+            plain
+            and not self.freed
+            and not live.is_meta
+            and (live.numel() <= SMALL or not isinstance(live, nn.Parameter))
+        )
         self.clone = live.detach().clone() if cloned else None
 
     def parts(self) -> Iterable[Part]:
@@ -55,6 +65,8 @@ class SavedTensor:
         return alias.shape == live.shape and alias.stride() == live.stride() and alias.data_ptr() == live.data_ptr()
 
     def _was_written(self) -> bool:
+        if self.freed or (self.alias is not None and _freed(self.live)):
+            return False
         if self.clone is None:
             return self.version is not None and self.live._version != self.version
         now, then = self.live.detach(), self.clone
@@ -81,6 +93,10 @@ class SavedTensor:
             if self.version is not None:  # a graph of autograd that has saved it finds what it saved
                 set_version(live, self.version)
         return None
+
+
+def _freed(tensor: torch.Tensor) -> bool:
+    return tensor.numel() > 0 and tensor.untyped_storage().size() == 0
 
 
 def _hooks(tensor: torch.Tensor, table: str) -> dict[int, Any]:
