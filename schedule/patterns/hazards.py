@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
 
@@ -40,26 +42,31 @@ class Hazards:
         return shared.union(*(self._same_attribute(node) for node in shared if node.op == "get_attr"))
 
     def _same_attribute(self, node: fx.Node) -> frozenset[fx.Node]:
-        """Return all nodes of the graph that read this tensor of a module, by this path or another."""
+        """Return all nodes of the graph that read a tensor that ``node`` leads to, by this path or another."""
         if node not in self._attributes:
-            by_key: dict[Hashable, list[fx.Node]] = {}
-            for each in node.graph.find_nodes(op="get_attr"):
-                by_key.setdefault(self._key(each), []).append(each)
-            self._attributes = {each: frozenset(same) for same in by_key.values() for each in same}
+            reads = {each: self._keys(each) for each in node.graph.find_nodes(op="get_attr")}
+            by_key: dict[Hashable, set[fx.Node]] = {}
+            for each, keys in reads.items():
+                for key in keys:
+                    by_key.setdefault(key, set()).add(each)
+            self._attributes = {each: frozenset().union(*map(by_key.__getitem__, reads[each])) for each in reads}
         return self._attributes[node]
 
-    def _key(self, node: fx.Node) -> Hashable:
-        """Return what all names of a tensor, and of views of it, have in common."""
-        value = self.attribute(str(node.target))
-        return str(node.target) if value is None else storage_of(value)
+    def _keys(self, node: fx.Node) -> set[Hashable]:
+        """Return what all names of a tensor, and of views of it, have in common, for each that the graph reads here."""
+        return {*map(storage_of, _tensors_read(node, self._value(str(node.target))))} or {str(node.target)}
 
-    def attribute(self, target: str) -> torch.Tensor | None:
-        """Return the parameter, buffer or other tensor at a path, or None if there is none, or it is not known."""
+    def _value(self, target: str) -> Any:
         path, _, name = target.rpartition(".")
         module = (self.modules or {}).get(path)
         own: dict[str, Any] = {} if module is None else vars(module)
         tables = (own.get("_parameters", {}), own.get("_buffers", {}), own)
-        return next((table[name] for table in tables if isinstance(table.get(name), torch.Tensor)), None)
+        return next((table[name] for table in tables if table.get(name) is not None), None)
+
+    def attribute(self, target: str) -> torch.Tensor | None:
+        """Return the parameter, buffer or other tensor at a path, or None if there is none, or it is not known."""
+        value = self._value(target)
+        return value if isinstance(value, torch.Tensor) else None
 
     def may_change(self, node: fx.Node, values: Collection[fx.Node]) -> bool:
         """Check whether an impure node may change any of ``values``, which include what they share memory with.
@@ -98,6 +105,18 @@ class Hazards:
             if node not in outside and not self.effects(node).pure:
                 yield node
             node = node.next
+
+
+def _tensors_read(node: fx.Node, value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a graph reads from ``value``, at ``node``, through attributes and items."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    for read in node.users:
+        if read.target in (getattr, operator.getitem) and read.args[0] is node:
+            with contextlib.suppress(AttributeError, LookupError, TypeError):
+                found = getattr(value, str(read.args[1])) if read.target is getattr else value[read.args[1]]
+                yield from _tensors_read(read, found)
 
 
 def check_region(region: Collection[fx.Node], outputs: Collection[fx.Node], hazards: Hazards) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,7 +70,27 @@ class Added(Plain):
         return self.act(h + offset)
 
 
-@pytest.mark.parametrize("make", [Plain, Added])
+class Held(Plain):
+    """The tensor and its view are found in a list and in an object that is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = SimpleNamespace(rows=[self.rows], offset=self.offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x) + self.offset
+        self.held.rows[0].add_(1.0)
+        return self.act(h) * self.offset
+
+
+class HeldTwice(Held):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x) + self.held.offset
+        self.held.rows[0].add_(1.0)
+        return self.act(h) * self.held.offset
+
+
+@pytest.mark.parametrize("make", [Plain, Added, Held, HeldTwice])
 def test_a_view_of_a_plain_tensor(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model = make()

@@ -12,6 +12,7 @@ checks the ones up to the next such node: if a rewrite removes a call, the one b
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
@@ -43,10 +44,14 @@ class LaterReads:
 
     Args:
         graph: the graph written by the trace.
+
+    Attributes:
+        assigned: whether the graph assigns attributes of modules.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
+        self.assigned = False
         self._last: fx.Node | None = None
         self._call: fx.Node | None = None
         self._found: dict[fx.Node, dict[Hashable, Guard]] = {}
@@ -99,16 +104,14 @@ class LaterReads:
 
     @contextmanager
     def writing_behind(self, call: fx.Node | None) -> Iterator[None]:
-        """Write nodes behind ``call``, or behind the inputs if it is None, unless no other code has run since."""
-        if call is self.call:
+        """Write nodes behind ``call``, or behind the inputs if it is None: before other code and assignments since."""
+        if call is self.call and not self.assigned:
             yield
-        elif call is not None:
-            with self._graph.inserting_after(call):
-                yield
-        else:
-            first = next(node for node in self._graph.nodes if node.op != "placeholder")
-            with self._graph.inserting_before(first):
-                yield
+            return
+        behind = iter(self._graph.nodes) if call is None else iter((call.next,))
+        first = next((node for node in behind if node.op not in ("placeholder", "root")), None)
+        with contextlib.nullcontext() if first is None else self._graph.inserting_before(first):
+            yield
 
     def write(self) -> None:
         """Write the guards to the metadata of the graph's nodes."""

@@ -1,6 +1,8 @@
 """Nodes for parameters, buffers and other objects that a forward reads from attributes of modules.
 
-A graph reads them where the forward does, if other code runs before it uses them: that code may replace them.
+Tensors and objects are read at each call along the path that the forward takes to them, through plain objects and
+containers too: ``self.rotary.tables[0]``. A graph reads them where the forward does, if other code runs before it uses
+them: that code may replace them.
 """
 
 from __future__ import annotations
@@ -13,10 +15,19 @@ from torch import fx, nn
 
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.tracing.effects import QUIET
 from schedule.capture.tracing.later_reads import check_same
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.plain import is_atom
-from schedule.capture.tracing.reading.sources import Attr, DictOf, Item, Source, described, module_path
+from schedule.capture.tracing.reading.sources import (
+    Attr,
+    DictOf,
+    Item,
+    Source,
+    described,
+    module_path,
+    submodule_source,
+)
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import TraceError
 
@@ -30,14 +41,11 @@ class StateNodes:
 
     Args:
         tracer: the trace.
-
-    Attributes:
-        paths: id of a tensor → its path in the traced module.
     """
 
     def __init__(self, tracer: _Tracer) -> None:
         self._tracer, self._later = tracer, tracer.evaluator.later
-        self.paths = {id(tensor): name for name, tensor in _named_tensors(tracer.module)}
+        self._sources: dict[int, Source] = {id(tensor): source for source, tensor in _named_tensors(tracer.module)}
         self._same_until: dict[fx.Node, fx.Node | None] = {}
 
     def object(self, value: Any) -> fx.Node | None:
@@ -63,48 +71,69 @@ class StateNodes:
         if base is None:
             return None
         if not isinstance(source, Item):
-            return self._tracer.emit(getattr, (base, source.name if isinstance(source, Attr) else "__dict__"))
+            read = self._tracer.emit(getattr, (base, source.name if isinstance(source, Attr) else "__dict__"))
+            read.meta[QUIET] = True
+            return read
         if isinstance(source.base, DictOf):
             with self._tracer.evaluator.recording(True):
                 self._tracer.evaluator.guard("contains", source.base, source.key)
-        return self._tracer.emit(operator.getitem, (base, source.key))
+        return self._tracer.emit(operator.getitem, (base, source.key)) if is_atom(source.key) else None
 
     def tensor(self, tensor: torch.Tensor) -> fx.Node:
         """Return a node to read ``tensor`` where the forward did so first.
 
         Raises:
-            TraceError: it is not a parameter, buffer or attribute of a module.
+            TraceError: no path through attributes of modules leads to it.
         """
-        path = self.paths.get(id(tensor))
-        if path is None:
+        place, _ = self._later.place(tensor)
+        with self._later.writing_behind(place):
+            node = self._read_tensor(tensor)
+        if node is None:
             raise TraceError(
                 f"the forward uses a tensor of shape {tuple(tensor.shape)} that is neither an input, a parameter, "
-                "a buffer nor a tensor attribute of this module",
+                "a buffer nor a tensor attribute of this module, or of an object that it holds",
                 where=user_line(),
                 fix="register it as a buffer, pass it as an argument, or mark the module as a leaf",
             )
-        place, _ = self._later.place(tensor)
-        with self._later.writing_behind(place):
-            node = self._tracer.graph.get_attr(path)
         node.meta["source"] = user_line()
         node.meta["spec"] = TensorSpec.of(tensor)
         self._same_until[node] = place
         return node
+
+    def _read_tensor(self, tensor: torch.Tensor) -> fx.Node | None:
+        """Return a node to read ``tensor``: along the path of the forward, else by its name in a module, else None."""
+        evaluator = self._tracer.evaluator
+        source, named = evaluator.read_at(tensor), self._sources.get(id(tensor))
+        node = None if source is None else self._read(source)
+        if node is None and named is not None:
+            if source is not None:
+                with evaluator.recording(True):
+                    evaluator.guard("is", source, named)
+            return self._read(named)
+        if node is not None and source is not None:
+            self._sources[id(tensor)] = source
+        return node
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Check whether ``tensor`` is a parameter, buffer or tensor attribute, or one read from an object."""
+        return id(tensor) in self._sources
 
     def check_tensor(self, tensor: torch.Tensor, node: fx.Node) -> None:
         """Write a check that a tensor read again after other code has run is the one at ``node``."""
         _, last = self._later.place(tensor)
         if self._same_until.get(node, last) is not last:
             self._same_until[node] = last
-            path = self.paths[id(tensor)]
-            self._tracer.emit(check_same, (node, self._tracer.graph.get_attr(path), f"self.{path}"))
+            with self._later.writing_behind(last):
+                now = self._read_tensor(tensor)
+                self._tracer.emit(check_same, (node, now, described(self._sources[id(tensor)])))
 
 
-def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return parameters, buffers and plain tensor attributes, by dotted path."""
-    found: list[tuple[str, torch.Tensor]] = []
-    for prefix, child in module.named_modules():
-        dot = f"{prefix}." if prefix else ""
-        for table in (child._parameters, child._buffers, vars(child)):
-            found += [(dot + name, t) for name, t in table.items() if isinstance(t, torch.Tensor)]
+def _named_tensors(module: nn.Module) -> list[tuple[Source, torch.Tensor]]:
+    """Return parameters, buffers and plain tensor attributes of all modules, with their sources."""
+    found: list[tuple[Source, torch.Tensor]] = []
+    for path, child in module.named_modules():
+        own = DictOf(submodule_source(path))
+        tables = ((Item(own, "_parameters"), child._parameters), (Item(own, "_buffers"), child._buffers))
+        for table, values in (*tables, (own, vars(child))):
+            found += [(Item(table, name), each) for name, each in values.items() if isinstance(each, torch.Tensor)]
     return found[::-1]  # the first name of a tied tensor wins

@@ -300,7 +300,7 @@ class ModuleTracer(TorchFunctionMode):
 
     def data_free(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a data-free placeholder for a parameter or buffer, or any other tracked tensor as it is."""
-        if id(tensor) in self._nodes and id(tensor) not in self.state.paths:
+        if id(tensor) in self._nodes and not self.state.holds(tensor):
             return tensor
         if id(tensor) not in self._data_free:
             with self.recording.fake_mode:
@@ -365,7 +365,7 @@ class ModuleTracer(TorchFunctionMode):
 
     def guard_dtype(self, tensor: torch.Tensor) -> None:
         """Guard on the dtype of ``tensor``, a parameter or buffer."""
-        if id(tensor) in self.state.paths and not self.evaluator.has_read(tensor):
+        if self.state.holds(tensor) and not self.evaluator.has_read(tensor):
             node = self.emit(getattr, (self._tensor_node(tensor), "dtype"))
             node.meta["spec"] = tensor.dtype
             self.guard(node, tensor.dtype)
@@ -386,10 +386,6 @@ class ModuleTracer(TorchFunctionMode):
             raise data_dependent(func) from error
 
     # -- submodule calls -------------------------------------------------------------------------------
-
-    def found_tensor(self, tensor: torch.Tensor, path: str) -> None:
-        """Use ``path`` for ``tensor`` in the graph: of several names, the one read by the forward."""
-        self.state.paths[id(tensor)] = path
 
     def call_module(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module from the forward: write a node, or trace the call if the module is inlined."""

@@ -250,3 +250,29 @@ class Outside(nn.Module):
 def test_attributes_of_a_module_that_stays_a_call_are_not_assigned():
     with pytest.raises(TraceError, match="assigns attribute 'scale' of a Rotary"):
         scheduled(Outside(), torch.randn(3, 4), flatten=False)
+
+
+class Passing(nn.Module):
+    """Reads what an earlier call left, assigns anew, and uses what it has read before a submodule runs."""
+
+    def __init__(self, listed: bool, late: bool):
+        super().__init__()
+        self.last, self.history = torch.zeros(4), [torch.zeros(4)]
+        self.listed, self.late, self.linear = listed, late, nn.Linear(4, 4)
+
+    def forward(self, x):
+        last, history = (None if self.listed else self.last), self.history
+        first = history[0] if self.listed and not self.late else None
+        self.last, self.history = x, [x]
+        if self.listed:
+            last = first if first is not None else history[0]
+        return self.linear(last + 1)
+
+
+@pytest.mark.unreplayable("the test installs graphs beside the schedule")
+@pytest.mark.parametrize(("listed", "late"), [(False, False), (True, False), (True, True)])
+def test_a_tensor_read_before_an_assignment_is_the_one_of_before(listed, late):
+    module, twin = scheduled(Passing(listed, late), torch.randn(4))
+    for _ in range(3):
+        assert_alike(module, twin, torch.randn(4))
+    assert state_of(module).fallbacks == 0

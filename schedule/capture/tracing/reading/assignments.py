@@ -95,6 +95,7 @@ class Assignments:
             raise evaluator.refused(f"the forward assigns an object to attribute {name!r} of a {kind}", _FIX)
         self._values[path, name] = value  # type: ignore[index]
         emitted = self._emitted(f"{path}.{table}" if path else table, name, value)
+        self._evaluator.later.assigned = True
         self._written[emitted] = (path, name), value  # type: ignore[assignment]
         self._places[path, name] = emitted, self._evaluator.later.call  # type: ignore[index]
 

@@ -39,8 +39,5 @@ class Followed(Trace, Protocol):
     def call_forward(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do the work of ``nn.Module.__call__``."""
 
-    def found_tensor(self, tensor: torch.Tensor, path: str) -> None:
-        """Record a read of ``tensor`` at ``path`` by the forward."""
-
     def guard_dtype(self, tensor: torch.Tensor) -> None:
         """Guard on the dtype of ``tensor``, a parameter or buffer."""

@@ -32,7 +32,6 @@ from schedule.capture.tracing.reading.sources import (
     Source,
     asks_torch,
     described,
-    module_path,
     submodule_path,
 )
 from schedule.util.errors import ScheduleError, TraceError
@@ -238,8 +237,6 @@ class Reads:
             self.guard("tensor", source, kind_of(tensor))
         if known is None:
             self._tensors[id(tensor)] = (tensor, source)
-            if (parts := module_path(source)) is not None:
-                self.tracer.found_tensor(tensor, ".".join(filter(None, parts)))
         elif known[1] != source:
             self.guard("is", source, known[1])
         return tensor
@@ -269,8 +266,12 @@ class Reads:
             self.guard("untouched", source, type(module))
 
     def tensor_source(self, value: Any) -> Source | None:
-        """Return the source of a tensor already read, or None."""
-        found = self._tensors.get(id(value)) if self.on else None
+        """Return the source of a tensor already read, or None for others and while recording is off."""
+        return self.read_at(value) if self.on else None
+
+    def read_at(self, tensor: Any) -> Source | None:
+        """Return the source of a tensor already read, or None, also while recording is off."""
+        found = self._tensors.get(id(tensor))
         return None if found is None else found[1]
 
     def refuse_write(self, owner: Any, does: str) -> None:

@@ -150,6 +150,14 @@ def submodule_path(source: Source) -> str | None:
     return ".".join(parts)
 
 
+def submodule_source(path: str) -> Source:
+    """Return the source of the submodule at ``path``, the module itself if it is empty."""
+    source: Source = SELF
+    for part in filter(None, path.split(".")):
+        source = Item(Item(DictOf(source), "_modules"), part)
+    return source
+
+
 # -- pickling: constants of every process are looked up again ---------------------------------------------
 
 
