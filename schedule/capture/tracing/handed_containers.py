@@ -60,7 +60,7 @@ class HandedContainers:
 
     def read_all(self, values: Any) -> None:
         """Mark the calls that were handed any container in ``values``, which unknown code reads now."""
-        for container in _containers(values) if self._calls else ():
+        for container in _containers(values) if self._calls or self._read_again else ():
             self.read(container)
 
 

@@ -15,10 +15,13 @@ from torch import fx
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import is_dataclass_value, is_plain_dataclass, is_plain_mapping
 from schedule.capture.tracing.parts import is_record, parts
+from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.trace import Trace
 
 
 class _Tracer(Trace, Protocol):
+    evaluator: Evaluator
+
     def container_input(self, value: Any) -> fx.Node | None:
         """Return a placeholder for a container among the arguments, or None for any other value."""
 
@@ -60,7 +63,7 @@ class Written:
             return self._made[id(value)]
         if not isinstance(value, (list, tuple, dict)) and not is_record(value):
             return self._tracer.as_nodes(value)
-        written = self._from_outside(value)
+        written = self._from_outside(value) or self._assigned(value)
         if written is None:
             written = self._rebuilt(value)
         if self._counts[id(value)] > 1:
@@ -77,6 +80,11 @@ class Written:
             return node
         is_container = isinstance(value, (list, dict))
         return self._tracer.outside_container(value, self._returned) if is_container else self._tracer.node_of(value)
+
+    def _assigned(self, value: Any) -> fx.Node | None:
+        """Return the node of a list that the forward has assigned to an attribute, if other code may find it there."""
+        lists = self._tracer.evaluator.assignments.lists
+        return lists.node(value) if lists.is_seen(value) or not self._returned else None
 
     def _rebuilt(self, value: Any) -> Any:
         self._tracer.containers.read(value)

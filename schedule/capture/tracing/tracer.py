@@ -339,6 +339,9 @@ class ModuleTracer(TorchFunctionMode):
             return known
         operand_values = map_structure((tuple(args), kwargs), self.value_of)
         value = self._evaluate(func, operand_values, node)
+        if value is NotImplemented:  # a comparison with a string or another object
+            self.graph.erase_node(node)
+            return value
         if func.__name__ in NUMBERS and metadata.is_method(func):
             node.meta["spec"] = value
             self.guard(node, value)

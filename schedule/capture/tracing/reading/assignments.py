@@ -18,6 +18,7 @@ from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.effects import runs_other_code
 from schedule.capture.tracing.later_reads import check_same
+from schedule.capture.tracing.reading.assigned_lists import AssignedLists
 from schedule.capture.tracing.reading.plain import is_atom, same
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.capture.tracing.reading.sources import DictOf, Item, Source, described, submodule_path
@@ -34,6 +35,7 @@ class Assignments:
 
     Attributes:
         count: number of assignments, including those of the current value.
+        lists: the lists among the assigned values.
     """
 
     def __init__(self, evaluator: Reads) -> None:
@@ -42,6 +44,9 @@ class Assignments:
         self._places: dict[tuple[str, str], tuple[fx.Node, fx.Node | None]] = {}
         self._written: dict[fx.Node, tuple[tuple[str, str], Any]] = {}
         self.count = 0
+        self.lists = AssignedLists(
+            evaluator.tracer, evaluator.later, _is_storable, lambda why: evaluator.refused(why, _FIX)
+        )
 
     def value(self, source: Source, name: str) -> tuple[Any] | None:
         """Return the value assigned to attribute ``name`` of the module at ``source``, in a tuple, or None."""
@@ -56,6 +61,7 @@ class Assignments:
         written, call = self._places[path, name]
         if call is not self._evaluator.later.call:
             self._places[path, name] = written, self._evaluator.later.call
+            self.lists.node(self._values[path, name])
             holder, key, value = written.args
             if not isinstance(value, fx.Node) and not is_atom(value):
                 raise self._evaluator.refused(
@@ -98,6 +104,9 @@ class Assignments:
         self._evaluator.later.assigned = True
         self._written[emitted] = (path, name), value  # type: ignore[assignment]
         self._places[path, name] = emitted, self._evaluator.later.call  # type: ignore[index]
+        own = not evaluator.is_outside(value) and evaluator.may_write(value)
+        if own and type(value) is list and all(map(_is_storable, value)):
+            self.lists.add(value, described(target), emitted)
 
     def _emitted(self, table: str, name: str, value: Any) -> fx.Node:
         tracer: Trace = self._evaluator.tracer
@@ -118,6 +127,7 @@ class Assignments:
         Raises:
             TraceError: the forward changes a container after other code could read it as an attribute.
         """
+        self.lists.complete()
         moved: list[fx.Node] = []
         readers, at_next = 0, dict[tuple[str, str], int]()
         for node in reversed(graph.nodes):
@@ -138,6 +148,8 @@ class Assignments:
             next(reversed(graph.nodes)).append(node)
 
     def _refuse_changed(self, name: str, node: fx.Node, value: Any) -> None:
+        if self.lists.is_seen(value):
+            return
         with DisableTorchFunction():
             now = self._evaluator.tracer.as_nodes(value)
         if isinstance(value, (list, dict)) and fx.node.map_aggregate(now, lambda leaf: leaf) != node.args[2]:
