@@ -91,3 +91,35 @@ def test_a_block_that_chooses_the_kernel_is_part_of_the_graph(backends: Any, mon
     x = torch.randn(2, 2, 4, 8)
     torch.fx.Interpreter(torch.fx.GraphModule(sch.module, sch.graph)).run(x)
     assert seen == [isinstance(backends, list)] and torch.backends.cuda.flash_sdp_enabled()
+
+
+class Joined(nn.Module):
+    """Names what it looks up by numbers that it joins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = [1, 2]
+        self.factors = {"1.2": 2.0, "1.3": 3.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factors[".".join(map(str, self.version))] + len("-".join(str(n) for n in self.version))
+
+
+def test_strings_that_are_joined_from_what_an_iterator_yields() -> None:
+    module, x = Joined(), torch.randn(2, 3)
+    sch = assert_traced(module, x)
+    assert all(made.ledger.holds(module) for made in sch.specializations)
+    module.version[1] = 3
+    assert not any(made.ledger.holds(module) for made in sch.specializations)
+
+
+class Labeled(nn.Module):
+    """Compares what may be a tensor with a string."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept: list[Any] = ["first", x]
+        return sum((each for each in kept if each != "first"), x) * (2.0 if kept[1] == "first" else 3.0)
+
+
+def test_a_tensor_equals_no_string() -> None:
+    assert_traced(Labeled(), torch.randn(2, 3))

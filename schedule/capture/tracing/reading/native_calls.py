@@ -7,7 +7,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -77,6 +77,8 @@ class NativeCalls(ItemReads):
                 "the forward draws a random number outside torch, which a graph would repeat for ever",
                 "draw it with torch, or keep the module that draws it a leaf (`leaves=(…,)`)",
             )
+        if isinstance(owner, (str, bytes)):  # join, which goes through an iterator of the forward's own to its end
+            args = tuple(tuple(each) if self._is_own_iterator(each) else each for each in args)
         if root not in _WITHOUT_READING:
             args = tuple(self._handed(each, function) for each in args)
             kwargs = {key: self._handed(each, function) for key, each in kwargs.items()}
@@ -140,6 +142,9 @@ class NativeCalls(ItemReads):
     def _guarded(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         self.query(functools.partial(function, **kwargs) if kwargs else function, args, result)
         return result
+
+    def _is_own_iterator(self, value: Any) -> bool:
+        return isinstance(value, Iterator) and self.source_of(value) is None
 
     @staticmethod
     def _is_plain(values: tuple[Any, ...]) -> bool:
