@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import fx, nn
 
-from schedule.capture.tracing.dims import LENGTHENING, dims_of_result, permuted, same_shape, size_read
+from schedule.capture.tracing.dims import LENGTHENING, dims_of_result, permuted, same_shape, settings_of, size_read
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.trace import Trace
 
@@ -54,7 +54,7 @@ def _at_least(sizes: Sizes, node: Any, dim: int, length: fx.Node) -> bool:
         return at is not None and at >= 0 and _at_least(sizes, source, at, length)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name in ("transpose", "permute"):
-        return _at_least(sizes, source, permuted(name, node.args[1:], dim, rank), length)
+        return _at_least(sizes, source, permuted(name, settings_of(node), dim, rank), length)
     padded = dim == 2 and _is_padded_convolution(sizes, node, name)
     return (padded or same_shape(node)) and _at_least(sizes, source, dim, length)
 

@@ -37,6 +37,11 @@ def same_shape(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") in SAME_SHAPE_FUNCTIONS
 
 
+def settings_of(node: fx.Node) -> tuple[Any, ...]:
+    """Return what a call is given besides its first argument, by position or by name."""
+    return (*node.args[1:], *node.kwargs.values())
+
+
 def permuted(name: str, arguments: tuple[Any, ...], dim: int, rank: int) -> int:
     """Return the dim of the source for ``dim`` of the result of a transpose or permute."""
     if name == "permute":

@@ -30,6 +30,7 @@ from schedule.capture.tracing.dims import (
     dims_of_result,
     permuted,
     same_shape,
+    settings_of,
     size_read,
 )
 from schedule.capture.tracing.effects import changed
@@ -136,11 +137,11 @@ class SizeReader:
         if name == "unflatten" and len(node.args) == 3:
             return self._through_unflatten(node, dim, rank, value)
         if name in ("transpose", "permute"):
-            return self._from(source, permuted(name, node.args[1:], dim, rank), value)
+            return self._from(source, permuted(name, settings_of(node), dim, rank), value)
         if _is_leading(node, name, dim, rank) or source in changed(node):
             return self._from(source, dim, value)
-        if name == "unsqueeze" and isinstance(node.args[1], int):
-            at = node.args[1] % rank
+        if name == "unsqueeze" and isinstance(at := settings_of(node)[0], int):
+            at %= rank
             return 1 if dim == at else self._from(source, dim - (dim > at), value)
         if node.target is operator.getitem:
             return self._through_getitem(node, dim, value)
@@ -265,7 +266,7 @@ class SizeReader:
         source: Any = node.args[0]
         if name in ("transpose", "permute", "contiguous"):
             rank = len(node.meta["spec"].shape)
-            source_dim = dim if name == "contiguous" else permuted(name, node.args[1:], dim, rank)
+            source_dim = dim if name == "contiguous" else permuted(name, settings_of(node), dim, rank)
             return self.assumed(source, source_dim, value)
         if node.target in SCALAR_OPERATORS:
             return self._broadcast(node, dim, value)
@@ -379,7 +380,7 @@ def _computes_as(child: nn.Module, cls: type[nn.Module]) -> bool:
 
 def _is_leading(node: fx.Node, name: str, dim: int, rank: int) -> bool:
     """Check whether ``dim`` is a dimension of rows of a product or a convolution."""
-    if name == "linear" or (name == "matmul" and _rank(node.args[1]) == 2):
+    if name == "linear" or (name == "matmul" and _rank(settings_of(node)[0]) == 2):
         return dim < rank - 1
     return name in _CONVOLUTIONS and dim == 0
 

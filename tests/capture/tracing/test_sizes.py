@@ -37,6 +37,10 @@ FOLLOWED = {
     "its first dimension taken apart": lambda x, mask: x.unflatten(0, (-1, 3)).unbind()[0],
     "normalized": lambda x, mask: x * torch.rsqrt((x * x).sum(dim=0, keepdim=True) + 1) / x.mean(0),
     "a number from a broadcast": lambda x, mask: mask[:, :1, None] * x[:, None].expand(-1, 4, -1),
+    "dimensions by name": lambda x, mask: (
+        (x.unsqueeze(dim=1) + 1).transpose(dim0=1, dim1=2).permute(dims=(0, 1, 2))[..., 0]
+    ),
+    "a product by name": lambda x, mask: x.T.matmul(other=x).matmul(other=x[0]).unsqueeze(0),
     "changed in place": lambda x, mask: x.clone().mul_(3),
 }
 
