@@ -163,7 +163,8 @@ def _folded(
     Args:
         results: about how many numbers the layer computes.
     """
-    if transformed() or differentiated(weight, bias, *norm) or weight.numel() > results:
+    is_foldable = weight.layout is torch.strided and weight.numel() <= results
+    if transformed() or differentiated(weight, bias, *norm) or not is_foldable:
         return batch_norm(layer(weight, bias), *norm, eps=eps, activation=activation, residual=residual)
     fold = partial(_fold, eps=eps)
     parameters = (weight, bias, *norm)

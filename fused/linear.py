@@ -53,9 +53,11 @@ def _by_onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     if input.shape[-1:] != weight.shape[1:] or (bias is not None and bias.shape != weight.shape[:1]):
         return False
+    if input.numel() * weight.shape[0] < LEAST_PRODUCTS or _watched(tensors):
+        return False
     if not (weight.is_contiguous() or weight.t().is_contiguous()):
         return False  # weights with gaps take oneDNN a thousand times as long
-    return not _watched(tensors) and input.numel() * weight.shape[0] >= LEAST_PRODUCTS and not onednn.why_not()
+    return not onednn.why_not()
 
 
 def _watched(tensors: tuple[Tensor, ...]) -> bool:

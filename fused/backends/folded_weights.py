@@ -13,9 +13,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from fused.backends.selection import requested
 from fused.backends.strides import channels_last_of
@@ -39,23 +39,28 @@ class _Folded:
     bias: Tensor
 
 
-_CACHE: Any = WeakTensorKeyDictionary()
-"""Parameter → its last folded weights. They are freed with the parameter."""
+_CACHE: WeakKeyDictionary[torch.UntypedStorage, dict[int, _Folded]] = WeakKeyDictionary()
+"""Storage of a parameter → its offset there → its last folded weights. They are freed with the storage.
+
+The keys are no parameters: ``torch.utils.swap_tensors`` refuses those with weak references.
+"""
 
 
 def folded(parameters: Parameters, settings: Any, fold: Fold) -> tuple[Tensor, Tensor]:
     """Return ``fold(*parameters)``, from the cache if the parameters and settings are those of the last call.
 
     Args:
-        parameters: on the CPU; the first is the weight, to whose lifetime the cache is bound.
+        parameters: on the CPU; the first is the weight, to the lifetime of whose storage the cache is bound.
         settings: what the results depend on besides the parameters, compared by ``==``.
         fold: computes the results; it gets copies of the parameters.
     """
-    known = _CACHE.get(parameters[0])
+    weight: Any = parameters[0]
+    cached = _CACHE.setdefault(weight.untyped_storage(), {})
+    known = cached.get(weight.storage_offset())
     if known is None or known.settings != settings or not all(map(same_bits, known.parameters, parameters)):
         with torch.inference_mode(False), torch.no_grad():  # later calls may save the results for backward
             copies = tuple(None if each is None else each.clone() for each in parameters)
-            known = _CACHE[parameters[0]] = _Folded(copies, settings, *fold(*copies))
+            known = cached[weight.storage_offset()] = _Folded(copies, settings, *fold(*copies))
     return known.weight, known.bias
 
 

@@ -70,28 +70,29 @@ def differentiated(*tensors: torch.Tensor | None) -> bool:
 
 
 def watched(tensors: Iterable[torch.Tensor]) -> bool:
-    """Check whether plain torch operations must run because of a tracer, a mode, or the type of a tensor.
+    """Check whether plain torch operations must run because of a tracer, a mode, or the type or layout of a tensor.
 
-    Tracing and transforms; dispatch modes, except those of selective checkpointing; tensor subclasses; batched
-    gradients (``is_grads_batched``).
+    Tracing and transforms; dispatch modes, except those of selective checkpointing; tensor subclasses; tensors without
+    strides, such as sparse ones; batched gradients (``is_grads_batched``).
     """
     if transformed() or are_operations_observed():
         return True
-    return any(type(t) not in PLAIN or is_batched_by_autograd(t) for t in tensors)
+    return any(type(t) not in PLAIN or t.layout is not torch.strided or is_batched_by_autograd(t) for t in tensors)
 
 
 def needs_reference(tensors: Iterable[Any]) -> bool:
     """Check whether only plain torch operations are correct for these tensors.
 
     Tracing and transforms; dispatch modes (fake tensors, `make_fx`, operation counters), except those of selective
-    checkpointing; tensor subclasses; the meta device; a backward pass recorded for double backward.
+    checkpointing; tensor subclasses; tensors without strides, such as sparse ones; the meta device; a backward pass
+    recorded for double backward.
     """
     if transformed() or are_operations_observed():
         return True
     recording = torch.is_grad_enabled()
     for tensor in tensors:
         if type(tensor) in PLAIN:
-            if tensor.is_meta or (recording and tensor.requires_grad):
+            if tensor.is_meta or tensor.layout is not torch.strided or (recording and tensor.requires_grad):
                 return True
         elif isinstance(tensor, torch.Tensor):
             return True

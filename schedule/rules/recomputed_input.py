@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from fused.attention import attention
 from schedule.patterns import GraphMatch
 from schedule.patterns.ops import OpDef, find_form, register_form
 from schedule.rules import linear, recomputed_layers
@@ -43,7 +44,7 @@ _NOT_FUSED = frozenset(
         *("embedding", "scaled_dot_product_attention", "cat", "stack", "pad"),
     )
 )
-"""Operations with results, or sums of results, that no fused op computes."""
+"""Operations with results, or sums of results, that no fused op computes, apart from attention."""
 
 
 def _may_be_fused(value: Any) -> bool:
@@ -52,7 +53,8 @@ def _may_be_fused(value: Any) -> bool:
         definition = _definition(value)
         if definition is None or not definition.view:
             parts = value.all_input_nodes if definition is not None and definition.name == "add" else []
-            return not any(each is not None and each.name in _NOT_FUSED for each in map(_definition, (value, *parts)))
+            known = (each.name for each in map(_definition, (value, *parts)) if each is not None)
+            return value.target is not attention and _NOT_FUSED.isdisjoint(known)
         value = value.args[0]
     return False
 

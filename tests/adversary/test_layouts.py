@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -188,3 +189,24 @@ def test_results_of_frozen_parameters_need_no_gradient(
     assert first.requires_grad and not second.requires_grad
     (first.sum() + second.sum()).backward()
     assert module.q.weight.grad is not None and module.k.weight.grad is None
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_weights_without_strides(when: str) -> None:
+    """Sparse weights of a model, or of a scheduled one, as for inference with pruned weights."""
+    plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU()).eval()
+    ours = copy.deepcopy(plain)
+
+    def prune(model: nn.Sequential) -> None:
+        for layer in (model[0], model[2]):
+            layer.weight = nn.Parameter(layer.weight.detach().relu().to_sparse_csr(), requires_grad=False)
+
+    if when == "before":
+        prune(ours)
+    schedule.optimize(schedule.create_schedule(ours, (R(4, 6),)), rules="inference", cost_guard=False)
+    if when == "after":
+        prune(ours)
+    prune(plain)
+    with torch.no_grad():
+        x = R(4, 6)
+        torch.testing.assert_close(ours(x), plain(x))

@@ -308,3 +308,20 @@ def test_what_no_gradient_needs_is_not_saved_and_may_change(products: Products) 
         x.add_(1)
     (found,) = torch.autograd.grad(result, x, torch.ones_like(result))
     torch.testing.assert_close(found, weight.sum(0).expand_as(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_weights_run_in_torch(products: Products, layout: torch.layout) -> None:
+    x, weight, bias = torch.randn(ROWS, IN), torch.randn(OUT, IN).relu().to_sparse(layout=layout), torch.randn(OUT)
+    for given in ((x, weight), (x, weight, bias)):
+        outcomes = []
+        for function in (F.linear, fused.linear):
+            try:
+                outcomes.append(function(*given))
+            except RuntimeError as error:  # torch has no sum of a dense tensor and such a product
+                outcomes.append(str(error))
+        if isinstance(outcomes[0], Tensor):
+            torch.testing.assert_close(*outcomes)
+        else:
+            assert outcomes[0] == outcomes[1]
+    assert not products

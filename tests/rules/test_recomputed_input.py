@@ -116,3 +116,19 @@ def test_layers_of_other_layers_are_left_alone() -> None:
             return self.three(self.two(self.one(torch.cat([x, x])).view(-1, 4)))
 
     assert not schedule.optimize(Chain(), torch.ones(2, 4), rules="memory", cost_guard=False).applied
+
+
+def test_layers_of_attention_are_left_alone_by_a_second_schedule() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.into(F.gelu(x)).view(2, -1, 2, 12).transpose(1, 2).chunk(3, -1)
+            weights = F.softmax(q @ k.transpose(-1, -2) / 2, dim=-1)
+            return self.out((weights @ v).transpose(1, 2).reshape(2, -1, 8))
+
+    model, x = Heads(), torch.randn(2, 3, 8)
+    applied = [schedule.optimize(model, x, rules="all", cost_guard=False).applied for _ in range(2)]
+    assert sum(applied[0].get(rule, 0) for rule in OURS) == 1 and not applied[1]

@@ -37,7 +37,10 @@ def _described(module: nn.Module) -> Iterator[Hashable]:
 
 
 def _tensor_key(tensor: torch.Tensor | None) -> Hashable:
-    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    if tensor is None:
+        return None
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    return tensor.shape, tensor.layout, strides, tensor.dtype, tensor.device
 
 
 def _value_key(value: Any) -> Hashable:

@@ -80,7 +80,7 @@ def test_weights_are_packed_again_only_after_a_change(monkeypatch: pytest.Monkey
         changed.data.view(-1)[-1:].mul_(1.5)  # one number, and no version counter sees it
         assert (times(), times()) == (1, 0)
     weight.data = weight.data.clone()
-    assert times() == 0  # the same numbers elsewhere
+    assert (times(), times()) == (1, 0)  # bound to the memory of the weight
     weight.data.neg_()
     assert times() == 1
     weight.requires_grad_()
@@ -104,6 +104,30 @@ def test_folded_weights_are_freed_with_the_parameter() -> None:
     count = len(folded_weights._CACHE)
     del weight
     assert len(folded_weights._CACHE) < count
+
+
+def test_weights_can_be_swapped() -> None:
+    """``torch.utils.swap_tensors`` refuses a tensor with weak references."""
+    (weight, bias, norm), (other, *_), x = _layer(), _layer(kernel=1), torch.randn(2, 8, 9, 9)
+    other.data.mul_(2)
+    for _ in range(2):
+        for each in (weight, other):
+            ours = fused.conv_batch_norm(x, each, bias, *norm, activation="relu")
+            torch.testing.assert_close(ours, _eager(x, each, bias, norm, None), rtol=1e-4, atol=1e-5)
+        torch.utils.swap_tensors(weight, other)
+
+
+def test_weights_in_one_storage_are_cached_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    folds: list[Tensor] = []
+    clone = Tensor.clone
+    monkeypatch.setattr(Tensor, "clone", lambda self: folds.append(self) or clone(self))
+    flat, (_, bias, norm), x = torch.randn(2, 8, 8, 3, 3), _layer(), torch.randn(2, 8, 9, 9)
+    weights = [nn.Parameter(each, requires_grad=False) for each in flat]
+    for _ in range(2):
+        for weight in weights:
+            ours = fused.conv_batch_norm(x, weight, bias, *norm, activation="relu")
+            torch.testing.assert_close(ours, _eager(x, weight, bias, norm, None), rtol=1e-4, atol=1e-3)
+    assert sum(any(each is weight for weight in weights) for each in folds) == 2
 
 
 def test_bits_are_compared() -> None:
