@@ -75,7 +75,7 @@ _MODES = (
 )
 _EFFECTS = (
     "ListAppend ListAppendTensor DictSet DictSetTensor SetAdd Counter CounterRead CounterUp Buffer BufferReplaced "
-    "Average Kept KeptRead GlobalAppend GlobalCount ClassCount Printing Logging Warning_ InPlace Branching Parent "
+    "Average Kept GlobalAppend GlobalCount ClassCount Printing Logging Warning_ InPlace Branching Parent "
     "OwnGenerator Noise Iterating Raising GradSwitch TensorHook"
 )
 
@@ -86,7 +86,7 @@ MODELS: dict[str, Model] = {
         *(_stacked("layers_parts", name, "parts") for name in _PARTS.split()),
         *(_stacked("layers_modes", name, "modes") for name in _MODES.split()),
         *(_stacked("layers_effects", name, "effects") for name in _EFFECTS.split()),
-        _stacked("layers_effects", "LazyInit", "effects", FIRST_CALL),
+        *(_stacked("layers_effects", name, "effects", FIRST_CALL) for name in ("LazyInit", "KeptRead")),
         _single("layers_parts", "Headed", _ids, "parts"),
         _single("layers_parts", "Attended", lambda: batch(mask=_mask), "parts", title="Masked"),
         _single("layers_parts", "Attended", batch, "parts", title="Unmasked"),
