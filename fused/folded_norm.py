@@ -48,6 +48,8 @@ def conv_batch_norm(
     *,
     activation: str | None = None,
     residual: Tensor | None = None,
+    channels_last: Sequence[int] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Compute ``act(F.batch_norm(conv(x), running_mean, running_var, norm_weight, norm_bias, eps=eps) + residual)``.
 
@@ -61,10 +63,14 @@ def conv_batch_norm(
         stride, padding, dilation, groups: as for ``torch.nn.functional.conv2d``.
         activation: a name of `bias_activation`, or None for none.
         residual: broadcastable with the result of the norm, or None.
+        channels_last: the shape of an image of two dimensions for which the result may have the channels last where
+            that of the expression has not; if it is of several samples, of any number of several samples.
+        out: the residual if its memory may be used for the result, because nothing else reads it, or None.
 
     Returns:
-        A tensor of the shape, dtype and strides of the expression. Where a parameter needs a gradient, nothing is
-        folded. With channels last, oneDNN computes it in float32 on the CPU with weights packed once.
+        A tensor of the shape, dtype and, without ``channels_last``, strides of the expression. Where a parameter needs
+        a gradient, nothing is folded. With channels last, oneDNN computes it in float32 on the CPU with weights packed
+        once.
 
     Raises:
         TypeError: if a tensor is not floating point, or eps not a number.
@@ -85,12 +91,18 @@ def conv_batch_norm(
     results = x.numel() // max(x.shape[1], 1) // math.prod(steps) * weight.shape[0]
     norm = (running_mean, running_var, norm_weight, norm_bias)
     _check("conv_batch_norm", weight, bias, norm, eps, activation)
-    packing = _packing(x, weight, (bias, *norm), residual, (stride, padding, dilation, groups))
+    if out is not None and out is not residual:
+        raise ValueError("conv_batch_norm: out is another tensor than the residual, the only one that it may be")
+    is_free = channels_last is not None and _is_alike(x, channels_last)
+    packing = _packing(x, weight, (bias, *norm), residual, (stride, padding, dilation, groups), is_free)
     if packing is not None:
         given = (weight, bias, *norm)
-        packed, shift = folded(given, (eps, packing), partial(_fold, eps=eps, pack=packing.pack))
+        packed, shift = folded(
+            given, (eps, packing), partial(_fold, eps=eps, pack=partial(packing.pack, sizes=x.shape))
+        )
         added = residual if packing.fits(residual, x, weight) else None
-        return _finished(packing.convolve(x, packed, shift, added), activation, residual if added is None else None)
+        z = packing.convolve(x, packed, shift, added, out is not None and not torch.is_grad_enabled())
+        return _finished(z, activation, residual if added is None else None)
     return _folded(layer, weight, bias, norm, eps, results, activation, residual)
 
 
@@ -138,14 +150,24 @@ def _is_cached(weight: Tensor, *rows: Tensor | None) -> bool:
     return all(each.is_cpu for each in given)
 
 
+def _is_alike(x: Tensor, sizes: Sequence[int]) -> bool:
+    """Check whether x has these sizes, but perhaps another number of samples if there are several."""
+    return tuple(x.shape[1:]) == tuple(sizes[1:]) and (x.shape[0] > 1) == (sizes[0] > 1)
+
+
 def _packing(
-    x: Tensor, weight: Tensor, rows: Sequence[Tensor | None], residual: Tensor | None, settings: Sequence[Any]
+    x: Tensor,
+    weight: Tensor,
+    rows: Sequence[Tensor | None],
+    residual: Tensor | None,
+    settings: Sequence[Any],
+    is_free: bool,
 ) -> Packing | None:
     """Return how the weight is packed, or None if it is not."""
     others = (x,) if residual is None else (x, residual)
     if not _is_cached(weight, *rows) or differentiated(*others) or watched(others):
         return None
-    return Packing.of(x, weight, settings)
+    return Packing.of(x, weight, settings, is_free)
 
 
 def _folded(

@@ -161,7 +161,7 @@ class _Optimization:
     def candidates(self) -> Iterator[nn.Module]:
         """Yield the modules with operations of a rule, outer modules first.
 
-        Leaf modules follow unless they are inlined in an outer graph.
+        Leaf modules follow unless they are inlined in an outer graph. What is inlined in a flat graph is part of that.
         """
         recording = self.graphs.recording
         reached: dict[nn.Module, None] = {}
@@ -169,6 +169,9 @@ class _Optimization:
             for module in node.module.modules():
                 if module in recording.calls and self.concerns(self.computed(module)):
                     reached[module] = None
+        for module in list(reached):
+            for child in self.flattened(module):
+                reached.pop(child, None)
         inner = [module for module in reached if next(module.children(), None) is not None]
         self.graphs.ensure(inner)
         yield from inner
@@ -177,14 +180,24 @@ class _Optimization:
         yield from leaves
 
     def computed(self, module: nn.Module) -> set[str]:
-        """Return the operations of ``module`` and its direct leaf modules in the recorded run."""
+        """Return the operations of ``module`` and its direct leaf modules in the recorded run.
+
+        Those of modules that are inlined in a flat graph are among them.
+        """
         computed = self.graphs.recording.computed
-        functions = set(computed.get(module, ()))
-        for child in module.children():
-            if next(child.children(), None) is None:
-                functions |= computed.get(child, set())
+        functions: set[Any] = set()
+        for part in (module, *self.flattened(module)):
+            functions |= computed.get(part, set())
+            for child in part.children():
+                if next(child.children(), None) is None:
+                    functions |= computed.get(child, set())
         forms = (find_form("call_function", function) for function in functions)
         return {form.definition.name for form in forms if form is not None}
+
+    def flattened(self, module: nn.Module) -> list[nn.Module]:
+        """Return the modules that are inlined in the graphs of ``module`` traced by request."""
+        paths = {path for made in self.graphs.explicit.get(module, ()) for path in made.inlined}
+        return [module.get_submodule(path) for path in sorted(paths)]
 
     def concerns(self, ops: Collection[str]) -> bool:
         return any(rule.concerns(ops) for rule in self.rules)
@@ -291,7 +304,7 @@ class _Optimization:
 
 def _prepare(group: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
     rule: Rule = group[0].rule  # type: ignore[assignment]
-    return graph_match, rule.build_for(graph_match)
+    return rule.prepared(graph_match, dict(group[0].schedule.module.named_modules(remove_duplicate=False)))
 
 
 def _with_opaque_module(candidate: Candidate, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Candidate:

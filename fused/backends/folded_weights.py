@@ -88,27 +88,31 @@ class Packing:
     groups: int
 
     @classmethod
-    def of(cls, x: Tensor, weight: Tensor, settings: Sequence[Any]) -> Packing | None:
+    def of(cls, x: Tensor, weight: Tensor, settings: Sequence[Any], channels_last: bool = False) -> Packing | None:
         """Return the settings if packed weights compute the same as torch, else None.
 
-        oneDNN's results have the channels last, as torch's have if those of the image or the weight are last.
+        oneDNN's results have the channels last, as torch's have if those of the image or the weight are last. It
+        copies an image of another layout.
 
         Args:
             x, weight: plain tensors, for which autograd needs no gradient.
             settings: stride, padding, dilation and groups as for ``F.conv2d``.
+            channels_last: whether the result may have the channels last in any case.
         """
         *pairs, groups = settings
         is_fit = x.ndim == 4 and x.is_cpu and x.dtype == weight.dtype == torch.float32 and x.numel() > 0
         if not is_fit or requested() is not None or torch.is_autocast_enabled("cpu") or not _has_onednn():
             return None
-        if isinstance(pairs[1], str) or (channels_last_of(x) is None and channels_last_of(weight) is None):
+        if isinstance(pairs[1], str):
+            return None
+        if not channels_last and channels_last_of(x) is None and channels_last_of(weight) is None:
             return None
         stride, padding, dilation = ((each,) * 2 if isinstance(each, int) else tuple(each) for each in pairs)
         return cls(stride, padding, dilation, groups)
 
-    def pack(self, weight: Tensor) -> Tensor:
-        """Return a weight in oneDNN's layout."""
-        packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(weight, *self._arguments(), None)
+    def pack(self, weight: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Return a weight in oneDNN's layout, the best one for images of these sizes."""
+        packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(weight, *self._arguments(), list(sizes))
         return packed
 
     def fits(self, residual: Tensor | None, x: Tensor, weight: Tensor) -> bool:
@@ -119,16 +123,27 @@ class Packing:
         sizes = [(size + 2 * pad - reach * (width - 1) - 1) // step + 1 for size, width, step, pad, reach in per_dim]
         return residual.shape == (x.shape[0], weight.shape[0], *sizes)
 
-    def convolve(self, x: Tensor, packed: Tensor, bias: Tensor, residual: Tensor | None) -> Tensor:
+    def convolve(
+        self, x: Tensor, packed: Tensor, bias: Tensor, residual: Tensor | None, overwrite: bool = False
+    ) -> Tensor:
         """Compute the convolution, and the sum with a residual of the shape and dtype of the result.
 
         An activation is not computed with it: oneDNN's ReLU of NaN is 0.
+
+        Args:
+            x, bias: the image and the bias of the convolution.
+            packed: its weight, by `pack`.
+            residual: see `fits`.
+            overwrite: write the sum to the residual, if it has no gaps, and return that.
         """
-        run, given = torch.ops.mkldnn._convolution_pointwise, (packed, bias, *self._arguments())
+        ops, given = torch.ops.mkldnn, (packed, bias, *self._arguments())
+        result: Tensor
         if residual is None:
-            result: Tensor = run(x, *given, "none", [], None)
+            result = ops._convolution_pointwise(x, *given, "none", [], None)
+        elif overwrite and residual.is_contiguous(memory_format=torch.channels_last):
+            result = ops._convolution_pointwise_.binary(residual, x, *given, "add", 1.0, None, [], None)
         else:
-            result = run.binary(x, residual, *given, "add", 1.0, None, [], None)
+            result = ops._convolution_pointwise.binary(x, residual, *given, "add", 1.0, None, [], None)
         return result
 
     def _arguments(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:

@@ -27,6 +27,8 @@ class GraphMatch:
         outputs: the consumed nodes whose values the pattern returns.
         choices: name → whether it is present (``optional``), or the index of the alternative (``any_of``); only
             the choices that were reached.
+        calls: other nodes that call modules with results that the replacement lays out otherwise, or whose memory it
+            uses; they must have no hooks.
         binding: pattern node → fx node, Attr, constant, or a tuple of these.
     """
 
@@ -37,6 +39,7 @@ class GraphMatch:
     scalars: dict[str, Any]
     outputs: tuple[fx.Node, ...]
     choices: dict[str, bool | int] = field(default_factory=dict)
+    calls: tuple[fx.Node, ...] = ()
     binding: dict[OpNode, Any] = field(default_factory=dict, repr=False)
     order: tuple[int, ...] = field(default=(), repr=False)
 

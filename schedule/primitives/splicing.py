@@ -162,8 +162,12 @@ def _name(key: Any) -> str:
 def _called(
     graph_matches: Sequence[GraphMatch], modules: Mapping[str, nn.Module], hooks_in: Mapping[str, str]
 ) -> dict[str, Inlined]:
-    """Return the modules with consumed calls, such as a Linear without a bias, as inlined ones to guard."""
-    paths = [str(node.target) for each in graph_matches for node in each.nodes if node.op == "call_module"]
+    """Return the modules with consumed calls, such as a Linear without a bias, as inlined ones to guard.
+
+    So are those of other calls that a replacement relies on.
+    """
+    nodes = (node for each in graph_matches for node in (*each.nodes, *each.calls))
+    paths = [str(node.target) for node in nodes if node.op == "call_module"]
     return {
         path: Inlined(original_class(modules[path]), whole(modules[path]), hooks_in=hooks_in.get(path, ""))
         for path in paths

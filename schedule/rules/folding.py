@@ -12,6 +12,7 @@ before.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,13 +20,17 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fused
+from fused.torch_internals.modules import ConvolutionBase
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, scalar
+from schedule.patterns.effects import effects, is_plain_module, memory_of
 from schedule.patterns.language import call_function
 from schedule.rules.activations import clipped_at_6
 from schedule.rules.batch_norm import ROWS, SHAPES, about_residual, about_rows, inputs_of, normed, options, same
 from schedule.rules.casts import Value, floating
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.rule import Form, Modules, Proof, Rule, spec_of
+from schedule.rules.strides import told_apart
 from schedule.rules.thresholds import small
 
 FAMILY = "folding"
@@ -87,6 +92,75 @@ def _extra_check(graph_match: GraphMatch) -> str:
     return about_rows(graph_match, out) or about_residual(graph_match, out)
 
 
+def _is_last_reader(graph_match: GraphMatch, modules: Modules) -> bool:
+    """Check whether all other readers of the residual's memory are done before the convolution of the match starts.
+
+    They are if its image is computed from them, so no rewrite can change the order. Unknown code may keep it for later.
+    """
+    residual, x = graph_match.inputs.get("residual"), graph_match.inputs["x"]
+    if not isinstance(residual, fx.Node) or not isinstance(x, fx.Node):
+        return False
+    known: dict[fx.Node, frozenset[fx.Node]] = {}
+    memory = memory_of(residual, modules, known)
+    sharing = [node for node in graph_match.graph.nodes if not memory.isdisjoint(memory_of(node, modules, known))]
+    if x in sharing or any(node.op in ("placeholder", "get_attr") for node in sharing):
+        return False
+    done = {residual, x, *graph_match.nodes}
+    waiting = [residual, x]
+    while waiting:
+        new = [node for node in waiting.pop().all_input_nodes if node not in done]
+        done.update(new)
+        waiting += new
+    readers = {reader for node in sharing for reader in node.users}
+    return readers <= done and not any(_may_keep(node, modules) for node in (*sharing, *readers))
+
+
+def _may_keep(node: fx.Node, modules: Modules) -> bool:
+    """Check whether a node is code, or a module with hooks inside, that may keep its operands or result."""
+    is_plain = node.op != "call_module" or is_plain_module(modules.get(str(node.target)))
+    return not is_plain or effects(node, modules).opaque
+
+
+_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d, fused.conv_batch_norm)
+
+
+def _is_first(graph_match: GraphMatch, modules: Modules) -> bool:
+    """Check whether a match has the first convolution of the graph."""
+    layers = (
+        node
+        for node in graph_match.graph.nodes
+        if node.target in _CONVOLUTIONS or isinstance(modules.get(str(node.target)), ConvolutionBase)
+    )
+    return next(layers, None) in graph_match.nodes
+
+
+@torch.no_grad()
+def _layout_matters(result: fx.Node, spec: TensorSpec, modules: Modules) -> str:
+    """Return the reason if readers can tell a result with the channels last from a contiguous one, else ""."""
+    eager = torch.zeros(spec.shape, dtype=spec.dtype)
+    ours = eager.to(memory_format=torch.channels_last, copy=True)
+    return told_apart(result, eager, ours, modules=modules)
+
+
+def _refine(graph_match: GraphMatch, modules: Modules) -> GraphMatch:
+    """Find out for which images the result may have the channels last, and whether the residual may be overwritten.
+
+    What has the channels last makes all that is computed from it have them last, so the first convolution decides for
+    the graph: no reader may tell the results apart, up to what the graph returns.
+    """
+    out, x = spec_of(graph_match.outputs[0]), spec_of(graph_match.inputs["x"])
+    if out is None or x is None or out.ndim != 4 or out.device.type != "cpu" or out.dtype != torch.float32:
+        return graph_match
+    found: dict[str, Any] = {}
+    if _is_first(graph_match, modules) and not _layout_matters(graph_match.outputs[0], out, modules):
+        found["channels_last"] = x.shape
+    if _is_last_reader(graph_match, modules):
+        found["in_place"] = True
+    calls = tuple(graph_match.graph.find_nodes(op="call_module")) if found else ()
+    plain = tuple(node for node in calls if is_plain_module(modules.get(str(node.target))))
+    return replace(graph_match, scalars={**graph_match.scalars, **found}, calls=plain)
+
+
 def _profitability(graph_match: GraphMatch) -> str:
     return small("batch_norm, folded", spec_of(graph_match.outputs[0]))
 
@@ -122,7 +196,12 @@ def _rule(name: str, activation: str | None, way: Way | None, form: Callable[[Te
         args = (*layer, *(inputs.get(row) for row in ROWS), scalars["eps"])
         settings = tuple(scalars[key] for key in ("stride", "padding", "dilation", "groups") if key in scalars)
         function = fused.conv_batch_norm if settings else fused.linear_batch_norm
-        return graph.call_function(function, (*args, *settings), options(inputs, activation))
+        keywords = options(inputs, activation)
+        if scalars.get("channels_last"):
+            keywords["channels_last"] = scalars["channels_last"]
+        if scalars.get("in_place"):
+            keywords["out"] = inputs["residual"]
+        return graph.call_function(function, (*args, *settings), keywords)
 
     layers = (convolved(1), convolved(2), convolved(3), _linear)
     return register_rule(
@@ -145,6 +224,7 @@ def _rule(name: str, activation: str | None, way: Way | None, form: Callable[[Te
             summary="fused.conv_batch_norm(x, weight, bias, mean, var, …)",
             extra_check=_extra_check,
             profitability=_profitability,
+            refine=_refine,
             rank=1,  # before the batch norm with its activation alone
             sets=("inference",),
         )

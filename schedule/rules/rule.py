@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, NormalGraph, OpNode, Pattern, compile_pattern
@@ -23,6 +23,11 @@ Judge = Callable[[GraphMatch], str]
 
 Filter = Callable[[GraphMatch], bool]
 
+Modules = Mapping[str, nn.Module]
+
+Refine = Callable[[GraphMatch, Modules], GraphMatch]
+"""Returns a match with more that is known of it, given the modules that its graph calls, by path."""
+
 Form = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
 SETS = ("default", "memory", "attention", "inference")
@@ -34,6 +39,11 @@ All but the first are requested by name."""
 def no_reason(graph_match: GraphMatch) -> str:
     """Return "" to accept every match."""
     return ""
+
+
+def as_it_is(graph_match: GraphMatch, modules: Modules) -> GraphMatch:
+    """Return the match."""
+    return graph_match
 
 
 def every_match(graph_match: GraphMatch) -> bool:
@@ -85,6 +95,7 @@ class Rule:
         profitability: the reason if a match is not profitable, else ""; not checked with ``cost_guard=False``.
         restride: the reason if the first result must be made contiguous, as the construct's is, because its strides
             matter to its readers, else "".
+        refine: returns a match with further scalars for ``build``, found in the graph around it.
         discards: the outputs of a match, by number, that the replacement does not compute.
         bystanders: ``(pattern, reason)`` for code left alone on purpose; a reason may be a function of the match.
         rank: of overlapping matches the one of higher rank is taken, if profitable; among equals, the larger one.
@@ -104,6 +115,7 @@ class Rule:
     no_gain: Judge = no_reason
     profitability: Judge = no_reason
     restride: Judge = no_reason
+    refine: Refine = as_it_is
     discards: tuple[int, ...] = ()
     bystanders: tuple[tuple[Any, str | Judge], ...] = ()
     rank: int = 0
@@ -152,6 +164,11 @@ class Rule:
             return [graph.call_method("contiguous", (results[0],)), *results[1:]]
 
         return build
+
+    def prepared(self, graph_match: GraphMatch, modules: Modules) -> tuple[GraphMatch, Build]:
+        """Return the refined match, and what inserts its replacement."""
+        refined = self.refine(graph_match, modules)
+        return refined, self.build_for(refined)
 
     def possible(self, normal: NormalGraph) -> Iterator[tuple[Pattern, list[OpNode]]]:
         """Yield the patterns with all of their operations in a graph, each with the nodes of the rarest one."""

@@ -1,7 +1,7 @@
 """Whether code after a replacement can tell that its result lies otherwise in memory than that of the construct.
 
-The nodes after the result are run twice without data, on the strides of the construct and on those of the replacement,
-until both are alike. Views, functions and in-place operations need no list: torch says what they make of strides.
+The nodes after the result are run twice, on the strides of the construct and on those of the replacement, until both
+are alike. Views, functions and in-place operations need no list: torch says what they make of strides.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.func import functional_call
 
 from fused.torch_internals.tensors import storage_of
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.effects import changed
-from schedule.patterns.effects import effects
+from schedule.patterns.effects import effects, is_plain_module
 from schedule.patterns.regions import reads_metadata
+from schedule.rules.rule import Modules
 
 _READ_LAYOUT = ("stride", "is_contiguous", "as_strided", "as_strided_", "data_ptr", "storage_offset", "set_")
 
@@ -26,14 +28,23 @@ def _always(tensor: Tensor) -> bool:
     return True
 
 
-def told_apart(output: fx.Node, eager: Tensor, ours: Tensor, relied_on: Callable[[Tensor], bool] = _always) -> str:
+def told_apart(
+    output: fx.Node,
+    eager: Tensor,
+    ours: Tensor,
+    relied_on: Callable[[Tensor], bool] = _always,
+    modules: Modules | None = None,
+) -> str:
     """Return the reason if the strides of a result matter to its readers, else "".
 
     Args:
         output: a result of a match.
-        eager, ours: meta tensors with the strides that the result has in eager torch, and after the replacement.
+        eager, ours: tensors with the strides that the result has in eager torch, and after the replacement. On the meta
+            device nothing is computed, but results of convolutions do not have the strides that they have elsewhere.
         relied_on: whether unknown code and callers may rely on the strides that a value has in eager torch.
+        modules: path → module; calls of others are unknown code.
     """
+    modules = modules or {}
     worlds: tuple[dict[fx.Node, Any], dict[fx.Node, Any]] = ({output: eager}, {output: ours})
     parted: set[fx.Node] = set()  # views in one world and copies in the other
     for node in _after(output):
@@ -45,12 +56,12 @@ def told_apart(output: fx.Node, eager: Tensor, ours: Tensor, relied_on: Callable
         alike = all(_alike(worlds[0][each], worlds[1][each]) for each in given)
         if (alike and parted.isdisjoint(given)) or reads_metadata(node):
             continue
-        if _is_unknown(node):
+        if _is_unknown(node, modules):
             if not alike and any(relied_on(tensor) for each in given for tensor in _tensors(worlds[0][each])):
                 return f"{node.name} may read the strides of the result"
             continue
         try:
-            results = [_run(node, world) for world in worlds]
+            results = [_run(node, world, modules) for world in worlds]
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
             return f"{node.name} fails on the strides of the result"
         shared = [_shares(result, world, given) for result, world in zip(results, worlds, strict=True)]
@@ -59,6 +70,10 @@ def told_apart(output: fx.Node, eager: Tensor, ours: Tensor, relied_on: Callable
         if node in parted or not _alike(*results):
             for world, result in zip(worlds, results, strict=True):
                 world[node] = result
+        for world in worlds:
+            for each in given:
+                if max(each.users) is node:
+                    del world[each]
     return ""
 
 
@@ -68,25 +83,32 @@ def _after(node: fx.Node) -> Iterator[fx.Node]:
         yield node
 
 
-def _is_unknown(node: fx.Node) -> bool:
+def _is_unknown(node: fx.Node, modules: Modules) -> bool:
     """Check whether a node is code that is not run here, or reads strides itself."""
+    if node.op == "call_module":
+        return not is_plain_module(modules.get(str(node.target)))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return node.op not in ("call_function", "call_method") or effects(node).opaque or name in _READ_LAYOUT
 
 
-def _run(node: fx.Node, world: dict[fx.Node, Any]) -> Any:
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: _value(each, world))
+def _run(node: fx.Node, world: dict[fx.Node, Any], modules: Modules) -> Any:
+    device = next(tensor.device for value in world.values() for tensor in _tensors(value))
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: _value(each, world, device))
+    if node.op == "call_module":
+        layer = modules[str(node.target)]
+        zeros = {name: torch.zeros_like(tensor, device=device) for name, tensor in layer.named_parameters()}
+        return functional_call(layer, zeros, args, kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]  # a function, not a name
 
 
-def _value(node: fx.Node, world: dict[fx.Node, Any]) -> Any:
-    """Return the value of a node in a world, or one of its recorded shape."""
+def _value(node: fx.Node, world: dict[fx.Node, Any], device: torch.device) -> Any:
+    """Return the value of a node in a world, or zeros of its recorded shape."""
     if node in world:
         return world[node]
     spec = node.meta.get("spec")
-    return torch.empty(spec.shape, dtype=spec.dtype, device="meta") if isinstance(spec, TensorSpec) else spec
+    return torch.zeros(spec.shape, dtype=spec.dtype, device=device) if isinstance(spec, TensorSpec) else spec
 
 
 def _tensors(value: Any) -> list[Tensor]:

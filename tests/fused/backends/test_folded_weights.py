@@ -63,7 +63,7 @@ def test_cached_weights_give_values_and_strides_of_eager(settings: dict[str, Any
 def test_weights_are_packed_again_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[Tensor] = []
     pack = folded_weights.Packing.pack
-    monkeypatch.setattr(folded_weights.Packing, "pack", lambda self, w: packed.append(w) or pack(self, w))
+    monkeypatch.setattr(folded_weights.Packing, "pack", lambda self, w, sizes: packed.append(w) or pack(self, w, sizes))
     weight, bias, norm = _layer()
     x = torch.randn(2, 8, 9, 9).to(memory_format=torch.channels_last)
     images = (x, x[:1], x[..., :5, :].contiguous(memory_format=torch.channels_last))
@@ -96,6 +96,37 @@ def test_weights_cached_in_inference_mode_are_used_with_gradients() -> None:
     both = fused.conv_batch_norm(x, weight, bias, *norm, activation="relu"), _eager(x, weight, bias, norm, None)
     grads = [torch.autograd.grad(each.square().sum(), x)[0] for each in both]
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+def test_a_contiguous_image_may_give_channels_last() -> None:
+    weight, bias, norm = _layer()
+    shape = (3, 8, 9, 7)
+    for sizes, is_free in ((shape, True), ((2, *shape[1:]), True), ((1, *shape[1:]), False), ((3, 8, 9, 9), False)):
+        x = torch.randn(sizes)
+        ours = fused.conv_batch_norm(x, weight, bias, *norm, activation="relu", channels_last=shape)
+        torch.testing.assert_close(ours, _eager(x, weight, bias, norm, None), rtol=1e-4, atol=1e-5)
+        assert ours.is_contiguous(memory_format=torch.channels_last) is is_free
+        assert ours.is_contiguous() is not is_free
+
+
+def test_a_residual_may_hold_the_result() -> None:
+    weight, bias, norm = _layer()
+    x = torch.randn(3, 8, 9, 7).to(memory_format=torch.channels_last)
+    whole = torch.randn(3, 8, 7, 10).to(memory_format=torch.channels_last)
+    for residual, written in ((whole[..., ::2].clone(), True), (whole[..., ::2], False), (whole[:1, :, :, :5], False)):
+        expected = _eager(x, weight, bias, norm, residual)
+        before = residual.clone()
+        given = {"activation": "relu", "residual": residual, "out": residual}
+        ours = fused.conv_batch_norm(x, weight, bias, *norm, **given)  # a backward pass may need the residual
+        assert torch.equal(residual, before)
+        with torch.no_grad():
+            again = fused.conv_batch_norm(x, weight, bias, *norm, **given)
+        for each in (ours, again):
+            torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+            assert each.stride() == expected.stride()
+        assert (again.data_ptr() == residual.data_ptr()) is written and torch.equal(residual, before) is not written
+    with pytest.raises(ValueError, match="another tensor than the residual"):
+        fused.conv_batch_norm(x, weight, bias, *norm, out=torch.empty(3, 8, 7, 5))
 
 
 def test_folded_weights_are_freed_with_the_parameter() -> None:
