@@ -1,16 +1,17 @@
 """Models of other libraries: original, scheduled, torch.compile: ``python -m benchmarks.beyond [--only resnet50 dit]``.
 
 Real architectures of timm, diffusers and x-transformers, which ``make sweep-beyond`` installs into ``build/libraries``,
-with random weights and no dropout. One line per model and candidate: time of a training step relative to the original
-(medians of interleaved rounds with quartiles), and the bytes that a forward pass keeps for backward; of convolutional
-models also a forward pass in evaluation, with ``rules=["default", "inference"]``. Results of all candidates are
-compared before anything is measured. On a shared machine only the ratios are meaningful. Models may be measured one by
-one: the results of the others stay in the JSON.
+with random weights and no dropout. One line per model and candidate: processor time of a training step relative to the
+original (medians of interleaved rounds with quartiles), and the bytes that a forward pass keeps for backward; of
+convolutional models also a forward pass in evaluation, with ``rules=["default", "inference"]`` in a flat graph. Results
+of all candidates are compared before anything is measured. On a shared machine only the ratios are meaningful. Models
+may be measured one by one: the results of the others stay in the JSON.
 """
 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +30,41 @@ from schedule.util.named_values import named_tensors
 from tests.sweep.beyond.timm import library as timm
 
 RESULTS = Path(__file__).parent / "results" / "beyond.json"
-Rules = Mapping[str, str | list[str] | None]
-TRAINING: Rules = {"original": None, "ours": "default", "ours, memory": ["default", "memory"], "torch.compile": None}
-EVALUATION: Rules = {"original": None, "ours": ["default", "inference"], "torch.compile": None}
 Batch = dict[str, Tensor]
+Candidate = Callable[[nn.Module, Batch], Callable[..., Any]]
+"""Return what is called in place of a model, which may be the model."""
+
+
+def _original(model: nn.Module, batch: Batch) -> nn.Module:
+    return model
+
+
+def _compiled(model: nn.Module, batch: Batch) -> Callable[..., Any]:
+    call: Callable[..., Any] = torch.compile(model)
+    return call
+
+
+def _by(*rules: str) -> Candidate:
+    def scheduled(model: nn.Module, batch: Batch) -> nn.Module:
+        schedule.optimize(model, batch, rules=rules)
+        return model
+
+    return scheduled
+
+
+def _for_inference(model: nn.Module, batch: Batch) -> nn.Module:
+    flat = schedule.create_schedule(model, batch).trace(flatten=True)
+    schedule.optimize(flat, rules=["default", "inference"])
+    return model
+
+
+TRAINING = {
+    "original": _original,
+    "ours": _by("default"),
+    "ours, memory": _by("default", "memory"),
+    "torch.compile": _compiled,
+}
+EVALUATION = {"original": _original, "ours": _for_inference, "torch.compile": _compiled}
 
 
 @dataclass(frozen=True)
@@ -110,15 +142,12 @@ def _loss(model: Callable[..., Any], batch: Batch) -> Tensor:
     return result.float().square().mean()
 
 
-def _candidates(model: nn.Module, batch: Batch, candidates: Rules) -> dict[str, Callable[[], Tensor]]:
+def _candidates(model: nn.Module, batch: Batch, candidates: Mapping[str, Candidate]) -> dict[str, Callable[[], Tensor]]:
     """Return a function for each candidate that computes the loss, after a comparison of their results."""
     torch._dynamo.reset()
-    losses: dict[str, Callable[[], Tensor]] = {}
-    for name, rules in candidates.items():
-        own = copy.deepcopy(model)
-        if rules is not None:
-            schedule.optimize(own, batch, rules=rules)
-        losses[name] = partial(_loss, torch.compile(own) if name == "torch.compile" else own, batch)
+    losses = {
+        name: partial(_loss, candidate(copy.deepcopy(model), batch), batch) for name, candidate in candidates.items()
+    }
     expected = losses["original"]()
     for loss in losses.values():
         torch.testing.assert_close(loss(), expected, rtol=1e-3, atol=1e-3)
@@ -131,12 +160,13 @@ def measured(model: Model, rounds: int) -> dict[str, Figures]:
     module, batch = model.make().train(), model.batch()
     losses = _candidates(module, batch, TRAINING)
     figures: dict[str, dict[str, Timing | int]] = {name: {"kept": kept_bytes(loss)} for name, loss in losses.items()}
-    steps = interleaved({name: (lambda loss=loss: loss().backward()) for name, loss in losses.items()}, rounds)
-    for name, step in steps.items():
+    steps = {name: (lambda loss=loss: loss().backward()) for name, loss in losses.items()}
+    for name, step in interleaved(steps, rounds, clock=time.process_time).items():
         figures[name]["step"] = step
     if model.has_evaluation:
         with torch.no_grad():
-            for name, forward in interleaved(_candidates(module.eval(), batch, EVALUATION), rounds).items():
+            forwards = _candidates(module.eval(), batch, EVALUATION)
+            for name, forward in interleaved(forwards, rounds, clock=time.process_time).items():
                 figures[name]["evaluation"] = forward
     return {**figures}
 

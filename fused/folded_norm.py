@@ -63,14 +63,13 @@ def conv_batch_norm(
         stride, padding, dilation, groups: as for ``torch.nn.functional.conv2d``.
         activation: a name of `bias_activation`, or None for none.
         residual: broadcastable with the result of the norm, or None.
-        channels_last: the shape of an image of two dimensions for which the result may have the channels last where
-            that of the expression has not; if it is of several samples, of any number of several samples.
-        out: the residual if its memory may be used for the result, because nothing else reads it, or None.
+        channels_last: shape of images, with one sample or several, whose result may be in channels last, or None.
+        out: the residual if the result may be written to it, or None.
 
     Returns:
-        A tensor of the shape, dtype and, without ``channels_last``, strides of the expression. Where a parameter needs
-        a gradient, nothing is folded. With channels last, oneDNN computes it in float32 on the CPU with weights packed
-        once.
+        A tensor of the shape, dtype and, unless ``channels_last`` permits others, strides of the expression. Where a
+        parameter needs a gradient, nothing is folded. With channels last, oneDNN computes it in float32 on the CPU with
+        weights packed once.
 
     Raises:
         TypeError: if a tensor is not floating point, or eps not a number.
@@ -82,28 +81,15 @@ def conv_batch_norm(
     check_float("conv_batch_norm", "weight", weight)
     if x.ndim > 5 or weight.ndim != x.ndim:
         raise ValueError(f"conv_batch_norm: no convolution of {shape(x)} with weights {shape(weight)}")
-    convolution = _CONVOLUTIONS[x.ndim - 2]
-
-    def layer(weight: Tensor, bias: Tensor | None) -> Tensor:
-        return convolution(x, weight, bias, stride, padding, dilation, groups)
-
-    steps = (stride,) * (x.ndim - 2) if isinstance(stride, int) else stride
-    results = x.numel() // max(x.shape[1], 1) // math.prod(steps) * weight.shape[0]
+    settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    layer = partial(_CONVOLUTIONS[x.ndim - 2], x, **settings)
     norm = (running_mean, running_var, norm_weight, norm_bias)
     _check("conv_batch_norm", weight, bias, norm, eps, activation)
-    if out is not None and out is not residual:
-        raise ValueError("conv_batch_norm: out is another tensor than the residual, the only one that it may be")
-    is_free = channels_last is not None and _is_alike(x, channels_last)
-    packing = _packing(x, weight, (bias, *norm), residual, (stride, padding, dilation, groups), is_free)
+    is_written = _is_written(residual, out)
+    packing = _packing(x, weight, (bias, *norm), residual, tuple(settings.values()), channels_last)
     if packing is not None:
-        given = (weight, bias, *norm)
-        packed, shift = folded(
-            given, (eps, packing), partial(_fold, eps=eps, pack=partial(packing.pack, sizes=x.shape))
-        )
-        added = residual if packing.fits(residual, x, weight) else None
-        z = packing.convolve(x, packed, shift, added, out is not None and not torch.is_grad_enabled())
-        return _finished(z, activation, residual if added is None else None)
-    return _folded(layer, weight, bias, norm, eps, results, activation, residual)
+        return _packed(packing, x, (weight, bias, *norm), eps, activation, residual, is_written)
+    return _folded(layer, weight, bias, norm, eps, _results(x, weight, stride), activation, residual)
 
 
 def linear_batch_norm(
@@ -150,9 +136,21 @@ def _is_cached(weight: Tensor, *rows: Tensor | None) -> bool:
     return all(each.is_cpu for each in given)
 
 
-def _is_alike(x: Tensor, sizes: Sequence[int]) -> bool:
+def _is_written(residual: Tensor | None, out: Tensor | None) -> bool:
+    if out is not None and out is not residual:
+        raise ValueError("conv_batch_norm: out is a tensor other than the residual; give the residual or None")
+    return out is not None and not torch.is_grad_enabled()  # a backward pass may need it
+
+
+def _results(x: Tensor, weight: Tensor, stride: int | Sequence[int]) -> int:
+    """Return about how many numbers the convolution computes."""
+    steps = (stride,) * (x.ndim - 2) if isinstance(stride, int) else stride
+    return x.numel() // max(x.shape[1], 1) // math.prod(steps) * weight.shape[0]
+
+
+def _is_like(x: Tensor, sizes: Sequence[int] | None) -> bool:
     """Check whether x has these sizes, but perhaps another number of samples if there are several."""
-    return tuple(x.shape[1:]) == tuple(sizes[1:]) and (x.shape[0] > 1) == (sizes[0] > 1)
+    return sizes is not None and tuple(x.shape[1:]) == tuple(sizes[1:]) and (x.shape[0] > 1) == (sizes[0] > 1)
 
 
 def _packing(
@@ -161,13 +159,30 @@ def _packing(
     rows: Sequence[Tensor | None],
     residual: Tensor | None,
     settings: Sequence[Any],
-    is_free: bool,
+    channels_last: Sequence[int] | None,
 ) -> Packing | None:
     """Return how the weight is packed, or None if it is not."""
     others = (x,) if residual is None else (x, residual)
     if not _is_cached(weight, *rows) or differentiated(*others) or watched(others):
         return None
-    return Packing.of(x, weight, settings, is_free)
+    return Packing.of(x, weight, settings, _is_like(x, channels_last))
+
+
+def _packed(
+    packing: Packing,
+    x: Tensor,
+    parameters: tuple[Tensor | None, ...],
+    eps: float,
+    activation: str | None,
+    residual: Tensor | None,
+    overwrite: bool,
+) -> Tensor:
+    """Compute the convolution with folded and packed weights."""
+    fold = partial(_fold, eps=eps, pack=partial(packing.pack, sizes=x.shape))
+    packed, shift = folded(parameters, (eps, packing), fold)
+    added = residual if packing.fits(residual, x, parameters[0]) else None
+    z = packing.convolve(x, packed, shift, added, overwrite)
+    return _finished(z, activation, residual if added is None else None)
 
 
 def _folded(

@@ -125,7 +125,7 @@ def test_a_residual_may_hold_the_result() -> None:
             torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
             assert each.stride() == expected.stride()
         assert (again.data_ptr() == residual.data_ptr()) is written and torch.equal(residual, before) is not written
-    with pytest.raises(ValueError, match="another tensor than the residual"):
+    with pytest.raises(ValueError, match="other than the residual"):
         fused.conv_batch_norm(x, weight, bias, *norm, out=torch.empty(3, 8, 7, 5))
 
 
