@@ -29,6 +29,7 @@ from schedule.capture.tracing.own_forward import has_own_forward, installed_forw
 from schedule.capture.tracing.regions import REGION_FUNCTIONS
 from schedule.patterns import optable  # the import fills the vocabulary
 from schedule.patterns.ops import (
+    DEFINITIONS,
     METHODS,
     PURE,
     VIEWS,
@@ -210,7 +211,7 @@ def _module_effects(node: fx.Node, module: nn.Module | None) -> Effects:
     if given.get("inplace"):
         return Effects(first_argument(node), in_place=True)
     draws = "dropout" in name and drops(given.get("p"), given.get("training"))
-    return Effects(rng=draws, fresh="dropout" not in name and name != "identity")
+    return Effects(rng=draws, fresh=not DEFINITIONS[name].view)
 
 
 def _is_untouched(module: nn.Module) -> bool:

@@ -119,6 +119,7 @@ def test_layers_one_after_another():
     assert call(nn.Linear(2, 2), nn.ReLU(inplace=True)).pure
     assert call(nn.Identity(), nn.ReLU(inplace=True), nn.Linear(2, 2)).mutates
     assert not call(nn.Identity(), nn.Dropout(0.5).eval()).fresh
+    assert not call(nn.Flatten()).fresh and call(nn.Linear(2, 2)).fresh
     assert call(nn.Linear(2, 2), nn.Dropout(0.5)).rng
     assert not call(nn.Linear(2, 2), norm).pure and not call(norm).opaque
     assert call(norm).state == {storage_of(buffer) for buffer in norm.buffers()}
