@@ -97,6 +97,11 @@ def is_plain_module(module: nn.Module | None) -> TypeGuard[nn.Module]:
     )
 
 
+def is_known_layer(module: nn.Module | None) -> TypeGuard[nn.Module]:
+    """Check whether ``module`` is plain, or a batch norm with no hooks or patched forward."""
+    return is_plain_module(module) or (module is not None and is_batch_norm(type(module)) and _is_untouched(module))
+
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

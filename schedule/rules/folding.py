@@ -23,7 +23,7 @@ import fused
 from fused.torch_internals.modules import ConvolutionBase
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, scalar
-from schedule.patterns.effects import effects, is_plain_module, memory_of
+from schedule.patterns.effects import effects, is_known_layer, memory_of
 from schedule.patterns.language import call_function
 from schedule.rules.activations import clipped_at_6
 from schedule.rules.batch_norm import ROWS, SHAPES, about_residual, about_rows, inputs_of, normed, options, same
@@ -117,8 +117,8 @@ def _is_last_reader(graph_match: GraphMatch, modules: Modules) -> bool:
 
 def _may_keep(node: fx.Node, modules: Modules) -> bool:
     """Check whether a node is code, or a module with hooks inside, that may keep its operands or result."""
-    is_plain = node.op != "call_module" or is_plain_module(modules.get(str(node.target)))
-    return not is_plain or effects(node, modules).opaque
+    is_known = node.op != "call_module" or is_known_layer(modules.get(str(node.target)))
+    return not is_known or effects(node, modules).opaque
 
 
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d, fused.conv_batch_norm)
@@ -134,6 +134,7 @@ def _is_first(graph_match: GraphMatch, modules: Modules) -> bool:
     return next(layers, None) in graph_match.nodes
 
 
+@torch.random.fork_rng()
 @torch.no_grad()
 def _layout_matters(result: fx.Node, spec: TensorSpec, modules: Modules) -> str:
     """Return the reason if readers can tell a result with the channels last from a contiguous one, else ""."""
@@ -157,8 +158,8 @@ def _refine(graph_match: GraphMatch, modules: Modules) -> GraphMatch:
     if _is_last_reader(graph_match, modules):
         found["in_place"] = True
     calls = tuple(graph_match.graph.find_nodes(op="call_module")) if found else ()
-    plain = tuple(node for node in calls if is_plain_module(modules.get(str(node.target))))
-    return replace(graph_match, scalars={**graph_match.scalars, **found}, calls=plain)
+    known = tuple(node for node in calls if is_known_layer(modules.get(str(node.target))))
+    return replace(graph_match, scalars={**graph_match.scalars, **found}, calls=known)
 
 
 def _profitability(graph_match: GraphMatch) -> str:

@@ -17,7 +17,7 @@ from fused.torch_internals.tensors import storage_of
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.effects import changed
-from schedule.patterns.effects import effects, is_plain_module
+from schedule.patterns.effects import effects, is_known_layer
 from schedule.patterns.regions import reads_metadata
 from schedule.rules.rule import Modules
 
@@ -86,7 +86,7 @@ def _after(node: fx.Node) -> Iterator[fx.Node]:
 def _is_unknown(node: fx.Node, modules: Modules) -> bool:
     """Check whether a node is code that is not run here, or reads strides itself."""
     if node.op == "call_module":
-        return not is_plain_module(modules.get(str(node.target)))
+        return not is_known_layer(modules.get(str(node.target)))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return node.op not in ("call_function", "call_method") or effects(node).opaque or name in _READ_LAYOUT
 
@@ -96,7 +96,8 @@ def _run(node: fx.Node, world: dict[fx.Node, Any], modules: Modules) -> Any:
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: _value(each, world, device))
     if node.op == "call_module":
         layer = modules[str(node.target)]
-        zeros = {name: torch.zeros_like(tensor, device=device) for name, tensor in layer.named_parameters()}
+        state = (*layer.named_parameters(), *layer.named_buffers())  # in training a batch norm changes its own
+        zeros = {name: torch.zeros_like(tensor, device=device) for name, tensor in state}
         return functional_call(layer, zeros, args, kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)

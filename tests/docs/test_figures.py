@@ -66,6 +66,20 @@ def test_losses_of_hidden_states(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", results("beyond"))
+def test_models_of_other_libraries(name: str) -> None:
+    found = results("beyond")[name]
+    kept = " / ".join(f"{each['kept'] / 2**20:.0f}" for each in found.values())
+    cells = [kept, *(_ratios(found, column) for column in ("step", "evaluation"))]
+    assert row(f"`{name}`") == cells
+
+
+def _ratios(found: dict[str, Any], column: str) -> str:
+    """Return the times of all candidates but the first over that of the first, or a dash."""
+    first, *others = [each[column]["median"] for each in found.values() if column in each] or [1.0]
+    return " / ".join(f"{each / first:.2f}" for each in others) or "–"
+
+
 def test_dispatch() -> None:
     times = [each["dispatch"]["median"] * 1e6 for each in results("dispatch")]
     assert row("dispatch of a scheduled module")[0].startswith(f"{min(times):.1f}–{max(times):.1f} µs")

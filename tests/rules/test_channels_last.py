@@ -132,6 +132,19 @@ def test_the_values_of_a_reshape_are_those_of_eager() -> None:
     assert_equal(model, twin, images())
 
 
+def test_trying_both_layouts_changes_no_state() -> None:
+    after = (nn.ReLU(), nn.Dropout(0.5), nn.BatchNorm2d(CHANNELS), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(*Layer(3).children(), *after)
+    x, before = images(), copy.deepcopy(model.state_dict())
+    drawn = torch.get_rng_state()
+    schedule.optimize(model.train(), x, rules="inference", cost_guard=False)
+    (graph,) = [made.graph for made in state_of(model).specializations if not made.training]
+    assert any("channels_last" in node.kwargs for node in graph.nodes)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
 def test_two_images_do_not_both_change() -> None:
     """One of two concatenated images leaves the result contiguous, and both would not."""
 
