@@ -88,7 +88,7 @@ def conv_batch_norm(
     is_written = _is_written(residual, out)
     packing = _packing(x, weight, (bias, *norm), residual, tuple(settings.values()), channels_last)
     if packing is not None:
-        return _packed(packing, x, (weight, bias, *norm), eps, activation, residual, is_written)
+        return _packed(packing, x, weight, (bias, *norm), eps, activation, residual, is_written)
     return _folded(layer, weight, bias, norm, eps, _results(x, weight, stride), activation, residual)
 
 
@@ -171,7 +171,8 @@ def _packing(
 def _packed(
     packing: Packing,
     x: Tensor,
-    parameters: tuple[Tensor | None, ...],
+    weight: Tensor,
+    rows: Sequence[Tensor | None],
     eps: float,
     activation: str | None,
     residual: Tensor | None,
@@ -179,8 +180,8 @@ def _packed(
 ) -> Tensor:
     """Compute the convolution with folded and packed weights."""
     fold = partial(_fold, eps=eps, pack=partial(packing.pack, sizes=x.shape))
-    packed, shift = folded(parameters, (eps, packing), fold)
-    added = residual if packing.fits(residual, x, parameters[0]) else None
+    packed, shift = folded((weight, *rows), (eps, packing), fold)
+    added = residual if packing.fits(residual, x, weight) else None
     z = packing.convolve(x, packed, shift, added, overwrite)
     return _finished(z, activation, residual if added is None else None)
 
