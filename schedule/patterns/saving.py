@@ -105,15 +105,14 @@ def _saved(
         differentiated: the inputs that require a gradient; parameters by their paths.
     """
     values: dict[fx.Node, Any] = {}
-    saved: list[torch.Tensor] = []  # alive until the end, so that no two have one address
+    saved: list[torch.UntypedStorage] = []  # alive until the end, so that no two have one address
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.append(tensor)
-        return tensor
+    def pack(tensor: torch.Tensor) -> None:  # a tensor kept by it would never be freed: its node keeps this function
+        saved.append(tensor.untyped_storage())
 
     contexts = (
         *(torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad(), fused.backend("reference")),
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda nothing: nothing),
     )
     try:
         with user_code(), ExitStack() as stack:
@@ -123,7 +122,7 @@ def _saved(
                 values[node] = _run(node, values, differentiated, modules)
     except (ScheduleError, UserCodeError):  # on tensors that are all zeros
         return None
-    storages = {tensor.untyped_storage()._cdata for tensor in saved}
+    storages = {storage._cdata for storage in saved}
     found = {key: values.get(node) for key, node in wanted.items() if node is not None}
     tensors = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
     return {key for key, tensor in tensors.items() if tensor.untyped_storage()._cdata in storages}
