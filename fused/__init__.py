@@ -21,7 +21,7 @@ from fused.adaptive_norm import adaptive_layer_norm
 from fused.backends import Choice, backend
 from fused.batch_norm import batch_norm
 from fused.bias_dropout import bias_dropout, bias_dropout_add, get_bias_dropout_add
-from fused.cross_entropy import cross_entropy
+from fused.cross_entropy import cross_entropy, cross_entropy_with_metrics
 from fused.distillation import distillation_loss, linear_distillation_loss
 from fused.folded_norm import conv_batch_norm, linear_batch_norm
 from fused.gated import gated_activation
@@ -60,7 +60,8 @@ from fused.glu import (
 )
 from fused.group_norm import group_norm
 from fused.linear import linear
-from fused.linear_cross_entropy import linear_cross_entropy
+from fused.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_with_metrics
+from fused.loss import CrossEntropyOutput
 from fused.megatron_softmax import (
     AttnMaskType,
     FusedScaleMaskSoftmax,
@@ -115,6 +116,7 @@ __all__ = [
     "BiasGeLUFunction",
     "BiasSwiGLUFunction",
     "Choice",
+    "CrossEntropyOutput",
     "FusedScaleMaskSoftmax",
     "GeGLUFunction",
     "GeLUFunction",
@@ -157,6 +159,7 @@ __all__ = [
     "bias_swiglu_impl",
     "conv_batch_norm",
     "cross_entropy",
+    "cross_entropy_with_metrics",
     "deallocate_output",
     "distillation_loss",
     "dpo_loss",
@@ -171,6 +174,7 @@ __all__ = [
     "linear",
     "linear_batch_norm",
     "linear_cross_entropy",
+    "linear_cross_entropy_with_metrics",
     "linear_distillation_loss",
     "make_viewless_tensor",
     "new_gelu",

@@ -19,9 +19,9 @@ With 1, gradients of improbable classes would be zero in float16. The rest up to
 """
 
 
-OfChunk = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
-"""``of_chunk(chunk, logits, g)`` returns the losses of a chunk's rows and, given their gradients g, the gradient of the
-logits, perhaps written over them."""
+OfChunk = Callable[[slice, Tensor, Tensor | None], tuple[tuple[Tensor, ...], Tensor | None]]
+"""``of_chunk(chunk, logits, g)`` returns the losses of a chunk's rows, perhaps with metrics of them, and, given the
+gradients g of the losses, the gradient of the logits, perhaps written over them."""
 
 
 def comes_with_gradients(reduction: str, hidden: Tensor) -> bool:
@@ -67,28 +67,27 @@ def sweep(
     chunk_rows: int | None,
     g: Tensor | None = None,
     needs: Sequence[bool] = (),
-) -> tuple[Tensor, Gradients]:
-    """Compute the losses of the rows, ``[...]``, and the needed gradients of hidden, weight and bias.
+) -> tuple[tuple[Tensor, ...], Gradients]:
+    """Compute the losses of the rows with their metrics, each ``[...]``, and the needed gradients of the operands.
 
     Gradients are computed only if the losses' gradients g are given.
     """
     rows, size = hidden.reshape(-1, hidden.shape[-1]), chunk_rows or max(hidden.shape[-1], 256)
     flat_g = None if g is None else g.reshape(-1)
-    losses = torch.empty(len(rows), dtype=compute_dtype(hidden.dtype), device=hidden.device)
     sums = Sums(rows, weight, bias, needs if g is not None else ())
 
-    def losses_of(chunk: slice) -> Tensor:
-        """Return the losses of a chunk, after its gradients were added; nothing else of it stays in memory."""
+    def results_of(chunk: slice) -> tuple[Tensor, ...]:
+        """Return the results of a chunk, after its gradients were added; nothing else of it stays in memory."""
         logits = linear(rows[chunk], weight, bias)
         found, dlogits = of_chunk(chunk, logits, None if flat_g is None else flat_g[chunk])
         if dlogits is not None:
             sums.add(chunk, dlogits)
         return found
 
-    for start in range(0, len(rows), size):
-        chunk = slice(start, start + size)
-        losses[chunk] = losses_of(chunk)
-    return losses.reshape(hidden.shape[:-1]), sums.gradients(hidden.shape)
+    # Of no rows, one empty chunk.
+    parts = [results_of(slice(start, start + size)) for start in range(0, max(len(rows), 1), size)]
+    results = tuple(torch.cat(each).reshape(hidden.shape[:-1]) for each in zip(*parts, strict=True))
+    return results, sums.gradients(hidden.shape)
 
 
 class Sums:

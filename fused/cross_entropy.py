@@ -9,7 +9,7 @@ import torch
 
 from fused.backends.tracing import needs_reference
 from fused.checks import check_float, check_same_device, shape
-from fused.loss import Loss
+from fused.loss import CrossEntropyOutput, Loss
 from fused.loss_autograd import plain_loss
 from fused.sharding import Local, localise, sharded
 
@@ -29,6 +29,7 @@ def cross_entropy(
     softcap: float | None = None,
     reduction: str = "mean",
     class_weight: Tensor | None = None,
+    token_scaling: bool = False,
     inplace_backward: bool = False,
 ) -> Tensor:
     """Compute ``F.cross_entropy(logits.float(), targets)`` over the last dimension without a float32 copy of logits.
@@ -49,6 +50,8 @@ def cross_entropy(
         class_weight: ``[vocab]``, floating point, as ``weight`` of ``F.cross_entropy``: the loss of a row is multiplied
             by the weight of its class (not the z-loss), and the mean is weighted. It gets no gradient. Not for logits
             sharded on the vocabulary.
+        token_scaling: multiply the loss of a row by the probability of its target, which counts as a constant for the
+            gradient.
         inplace_backward: write the gradient over contiguous logits, which saves as much memory as they take and
             leaves them unusable after the backward pass. The op cannot see other readers of the logits, so the
             caller promises that there are none; an op that saved them for its backward pass raises autograd's
@@ -56,8 +59,8 @@ def cross_entropy(
 
     Returns:
         A number, or ``[...]`` for reduction "none"; float32 for 16-bit logits. The mean of no rows is NaN. Saves
-        logits, targets and two numbers of each row, the highest logit and the logsumexp relative to it. Double
-        backward and `torch.func` work.
+        logits, targets and two numbers of each row, the highest logit and the logsumexp relative to it;
+        with token scaling three. Double backward and `torch.func` work.
 
     Raises:
         TypeError: if the logits are not floating point or the targets not integers (class probabilities are not
@@ -68,21 +71,60 @@ def cross_entropy(
 
     Source: HuggingFace ``ForCausalLMLoss``; Liger-Kernel ``LigerCrossEntropyFunction``.
     """
-    loss = Loss("cross_entropy", ignore_index, label_smoothing, z_loss, softcap, reduction).checked()
-    check_operands(loss, logits, targets, inplace_backward)
+    loss = Loss("cross_entropy", ignore_index, label_smoothing, z_loss, softcap, reduction, token_scaling).checked()
+    return results_of(loss, logits, targets, class_weight, inplace_backward)[0]
+
+
+def cross_entropy_with_metrics(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+    class_weight: Tensor | None = None,
+    token_scaling: bool = False,
+    inplace_backward: bool = False,
+) -> CrossEntropyOutput:
+    """Compute `cross_entropy` with its z-loss, the predicted tokens and their accuracy, in the same pass.
+
+    Args:
+        logits, targets: ``[..., vocab]`` and ``[...]``, as all other arguments, of `cross_entropy`.
+
+    Returns:
+        `CrossEntropyOutput`: the loss, and metrics without gradients.
+
+    Raises:
+        TypeError, ValueError, IndexError: as `cross_entropy`.
+
+    Source: Liger-Kernel ``LigerCrossEntropyFunction`` (``return_z_loss``, ``return_token_accuracy``,
+    ``return_predicted_tokens``).
+    """
+    op = "cross_entropy_with_metrics"
+    loss = Loss(op, ignore_index, label_smoothing, z_loss, softcap, reduction, token_scaling, metrics=True).checked()
+    return loss.output(results_of(loss, logits, targets, class_weight, inplace_backward), targets, class_weight)
+
+
+def results_of(
+    loss: Loss, logits: Tensor, targets: Tensor, class_weight: Tensor | None, inplace: bool = False
+) -> tuple[Tensor, ...]:
+    """Check the operands, and compute the reduced loss and the metrics of the rows."""
+    check_operands(loss, logits, targets, inplace)
     check_class_weight(loss.op, logits, class_weight, logits.shape[-1])
     if sharded(logits, targets):
-        losses = losses_of_shards(loss, logits, targets, inplace_backward, class_weight)
-        return loss.reduce(losses, loss.count(targets, class_weight))
-    check_range(loss, targets, logits.shape[-1])
+        losses, *metrics = losses_of_shards(loss, logits, targets, inplace, class_weight)
+        return loss.reduce(losses, loss.count(targets, class_weight)), *metrics
     classes = logits.shape[-1]
-    return plain_loss(loss, logits, targets, classes, class_weight=class_weight, inplace=inplace_backward)
+    check_range(loss, targets, classes)
+    return plain_loss(loss, logits, targets, classes, class_weight=class_weight, inplace=inplace)
 
 
 def losses_of_shards(
     loss: Loss, logits: Tensor, targets: Tensor, inplace: bool, class_weight: Tensor | None = None
-) -> Tensor:
-    """Compute the loss of each row, ``[...]``, of a DTensor sharded in any way."""
+) -> tuple[Tensor, ...]:
+    """Compute the loss and the metrics of each row, ``[...]``, of a DTensor sharded in any way."""
     classes, of_rows = logits.shape[-1], dataclasses.replace(loss, reduction="none")
     local = localise(loss.op, logits, [targets.unsqueeze(-1)])
     group, start = _vocabulary_group(loss.op, local)
@@ -93,8 +135,8 @@ def losses_of_shards(
     local_targets = local.given(0).squeeze(-1)
     check_range(loss, local_targets, classes)
     options: dict[str, Any] = {"class_weight": class_weight, "start": start, "group": group, "inplace": inplace}
-    losses = plain_loss(of_rows, local.x, local_targets, classes, **options)
-    return _wrap_rows(local, losses)
+    results = plain_loss(of_rows, local.x, local_targets, classes, **options)
+    return tuple(_wrap_rows(local, one) for one in results)
 
 
 def check_operands(loss: Loss, logits: Tensor, targets: Tensor, inplace: bool) -> None:

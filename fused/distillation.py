@@ -129,8 +129,8 @@ def linear_distillation_loss(
     teacher = [None if each is None else each.detach() for each in (teacher_hidden, teacher_weight, teacher_bias)]
     others = (*as_autocast(*teacher), mask)  # type: ignore[arg-type]
     if transformed() or sharded(hidden, weight, *teacher):
-        return settings.expression(hidden, weight, bias, others)
-    return linear_loss(settings, hidden, weight, bias, others, chunk_rows)
+        return settings.expression(hidden, weight, bias, others)[0]
+    return linear_loss(settings, hidden, weight, bias, others, chunk_rows)[0]
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class _Settings:
             raise ValueError(f"{self.op}: there is no teacher")
         rows, counted = hidden.reshape(-1, hidden.shape[-1]), None if mask is None else mask.reshape(-1)
 
-        def of_chunk(chunk: slice, logits: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        def of_chunk(chunk: slice, logits: Tensor, g: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
             teacher = linear(rows[chunk], weight, bias)
             losses = DISTILLATION.run("forward", (logits, teacher), backend, **self.of_rows)
             gradient = None
@@ -188,16 +188,16 @@ class _Settings:
             if counted is not None:
                 losses = torch.where(counted[chunk], losses, 0.0)
                 gradient = None if gradient is None else torch.where(counted[chunk].unsqueeze(-1), gradient, 0.0)
-            return losses, gradient
+            return (losses,), gradient
 
         return of_chunk
 
-    def expression(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, others: Others) -> Tensor:
+    def expression(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, others: Others) -> tuple[Tensor, ...]:
         teacher_hidden, teacher_weight, teacher_bias, mask = others
         if teacher_hidden is None or teacher_weight is None:
             raise ValueError(f"{self.op}: there is no teacher")
         logits, teacher = linear(hidden, weight, bias), linear(teacher_hidden, teacher_weight, teacher_bias)
-        return self.reduce(formulas.divergence(logits, teacher, **self.of_rows), mask)
+        return (self.reduce(formulas.divergence(logits, teacher, **self.of_rows), mask),)
 
 
 def _losses(student: Tensor, teacher: Tensor, **of_rows: Any) -> Tensor:

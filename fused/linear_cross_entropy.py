@@ -9,11 +9,11 @@ import torch.nn.functional as F
 
 from fused.backends.tracing import is_compiled_alone, transformed
 from fused.chunked_loss import OfChunk
-from fused.cross_entropy import check_class_weight, check_range, check_targets, cross_entropy
+from fused.cross_entropy import check_class_weight, check_range, check_targets, results_of
 from fused.linear import linear
 from fused.linear_cross_entropy_operator import losses_and_gradients
 from fused.linear_loss import Others, as_autocast, check_chunk_rows, check_operands, linear_loss
-from fused.loss import Loss
+from fused.loss import CrossEntropyOutput, Loss
 from fused.loss_autograd import cross_entropy_of_chunks, plain_loss
 from fused.sharding import localise, sharded
 
@@ -32,6 +32,7 @@ def linear_cross_entropy(
     softcap: float | None = None,
     reduction: str = "mean",
     class_weight: Tensor | None = None,
+    token_scaling: bool = False,
     chunk_rows: int | None = None,
 ) -> Tensor:
     """Compute ``cross_entropy(F.linear(hidden, weight, bias), targets)`` in chunks of rows, without full logits.
@@ -49,7 +50,7 @@ def linear_cross_entropy(
             computed for all rows at once, sharded on the vocabulary as well, for `cross_entropy`.
         targets: ``[...]``, integers from 0 to vocab − 1, or `ignore_index`.
         bias: ``[vocab]`` in the dtype of `hidden`, or None.
-        ignore_index, label_smoothing, z_loss, softcap, reduction, class_weight: as in `cross_entropy`.
+        ignore_index, label_smoothing, z_loss, softcap, reduction, class_weight, token_scaling: as in `cross_entropy`.
         chunk_rows: rows per chunk, by default as many as features, and at least 256: the logits of a chunk then take
             the weight's memory. The gradient of the weight is read and written once for each chunk.
 
@@ -68,7 +69,57 @@ def linear_cross_entropy(
     float32 on a CPU (512 rows, 256 features, 16384 classes).
     """
     op = "linear_cross_entropy"
-    loss = Loss(op, ignore_index, label_smoothing, z_loss, softcap, reduction).checked()
+    loss = Loss(op, ignore_index, label_smoothing, z_loss, softcap, reduction, token_scaling).checked()
+    return _results(loss, hidden, weight, targets, bias, class_weight, chunk_rows)[0]
+
+
+def linear_cross_entropy_with_metrics(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+    class_weight: Tensor | None = None,
+    token_scaling: bool = False,
+    chunk_rows: int | None = None,
+) -> CrossEntropyOutput:
+    """Compute `linear_cross_entropy` with its z-loss, the predicted tokens and their accuracy, in the same chunks.
+
+    Args:
+        hidden, weight, targets: ``[..., features]``, ``[vocab, features]`` and ``[...]``, as all other arguments, of
+            `linear_cross_entropy`.
+
+    Returns:
+        `CrossEntropyOutput`: the loss, and metrics without gradients.
+
+    Raises:
+        TypeError, ValueError, IndexError: as `linear_cross_entropy`.
+
+    Source: Liger-Kernel ``LigerFusedLinearCrossEntropyFunction`` (``return_z_loss``, ``return_token_accuracy``,
+    ``return_predicted_tokens``).
+    """
+    op = "linear_cross_entropy_with_metrics"
+    loss = Loss(op, ignore_index, label_smoothing, z_loss, softcap, reduction, token_scaling, metrics=True).checked()
+    results = _results(loss, hidden, weight, targets, bias, class_weight, chunk_rows)
+    return loss.output(results, targets, class_weight)
+
+
+def _results(
+    loss: Loss,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    chunk_rows: int | None,
+) -> tuple[Tensor, ...]:
+    """Check the operands, and compute the reduced loss and the metrics of the rows."""
+    op = loss.op
     if bias is not None and bias.shape == (1,):
         bias = bias.expand(weight.shape[0])
     check_operands(op, hidden, weight, bias)
@@ -87,15 +138,15 @@ def _plain(
     bias: Tensor | None,
     class_weight: Tensor | None,
     chunk_rows: int | None,
-) -> Tensor:
+) -> tuple[Tensor, ...]:
     check_range(loss, targets, weight.shape[0])
     hidden, weight, bias = as_autocast(hidden, weight, bias)
     if is_compiled_alone():
-        settings = (loss.ignore_index, loss.label_smoothing, loss.z_loss, loss.softcap, loss.reduction)
+        settings = dataclasses.astuple(loss)[1:]
         needs = [torch.is_grad_enabled() and one is not None and one.requires_grad for one in (hidden, weight, bias)]
         operands = (hidden, weight, bias, targets, class_weight)
-        compiled: Tensor = losses_and_gradients(*operands, *settings, chunk_rows, needs)[0]
-        return compiled
+        result, _, _, _, *metrics = losses_and_gradients(*operands, *settings, chunk_rows, needs)
+        return result, *([one.detach() for one in metrics] if loss.metrics else ())
     if transformed():
         return _OfLogits(loss).expression(hidden, weight, bias, (targets, class_weight))
     return linear_loss(_OfLogits(loss), hidden, weight, bias, (targets, class_weight), chunk_rows)
@@ -119,7 +170,7 @@ class _OfLogits:
         targets, class_weight = others
         return self.loss.count(_given(targets), class_weight)
 
-    def expression(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, others: Others) -> Tensor:
+    def expression(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, others: Others) -> tuple[Tensor, ...]:
         targets, class_weight = others
         logits = linear(hidden, weight, bias)
         return plain_loss(self.loss, logits, _given(targets), weight.shape[0], class_weight=class_weight)
@@ -139,12 +190,11 @@ def _sharded(
     bias: Tensor | None,
     class_weight: Tensor | None,
     chunk_rows: int | None,
-) -> Tensor:
+) -> tuple[Tensor, ...]:
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     if isinstance(weight, DTensor) and any(one.is_shard(0) for one in weight.placements):
-        options = {key: value for key, value in dataclasses.asdict(loss).items() if key != "op"}
-        return cross_entropy(F.linear(hidden, weight, bias), targets, class_weight=class_weight, **options)
+        return results_of(loss, F.linear(hidden, weight, bias), targets, class_weight)
     local = localise(loss.op, hidden, [targets.unsqueeze(-1)], whole=[-1])
     partial = [Partial() if one.is_shard() else Replicate() for one in local.placements]
 
@@ -159,12 +209,12 @@ def _sharded(
 
     own_bias, own_targets = None if bias is None else whole(bias), local.given(0).squeeze(-1)
     part = dataclasses.replace(loss, reduction="none" if loss.reduction == "none" else "sum")
-    result = _plain(part, local.x, whole(weight), own_targets, own_bias, class_weight, chunk_rows)
-    if local.mesh is None:
-        count = loss.count(own_targets, class_weight)
-        return result if count is None else result / count
+    result, *metrics = _plain(part, local.x, whole(weight), own_targets, own_bias, class_weight, chunk_rows)
+    rows = dataclasses.replace(local, shape=local.shape[:-1])
+    metrics = [rows.wrap(one) for one in metrics]
     if loss.reduction == "none":
-        return dataclasses.replace(local, shape=local.shape[:-1]).wrap(result)
-    total = DTensor.from_local(result, local.mesh, partial, run_check=False)
-    count = loss.count(targets, class_weight)
-    return total if count is None else total / count
+        return rows.wrap(result), *metrics
+    if local.mesh is not None:
+        result, own_targets = DTensor.from_local(result, local.mesh, partial, run_check=False), targets
+    count = loss.count(own_targets, class_weight)
+    return result if count is None else result / count, *metrics

@@ -28,19 +28,23 @@ def losses_and_gradients(
     z_loss: float,
     softcap: float | None,
     reduction: str,
+    token_scaling: bool,
+    metrics: bool,
     chunk_rows: int | None,
     needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the loss, and the needed gradients of hidden, weight and bias for `unit_gradients`, else empty tensors.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute the loss, the needed gradients of hidden, weight and bias for `unit_gradients`, and metrics of the rows.
 
-    The gradients are empty as well if the backward pass computes them.
+    What is not needed is an empty tensor; so are the gradients if the backward pass computes them.
     """
-    loss = _loss(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    loss = _loss(ignore_index, label_smoothing, z_loss, softcap, reduction, token_scaling, metrics)
     check_range(loss, targets, weight.shape[0])
     g = unit_gradients(hidden) if any(needs) and comes_with_gradients(reduction, hidden) else None
     of_chunk = cross_entropy_of_chunks(loss, targets, class_weight, weight.shape[0], requested())
-    losses, gradients = sweep(hidden, weight, bias, of_chunk, chunk_rows, g, needs)
-    return loss.reduce(losses, loss.count(targets, class_weight)), *_filled(gradients, hidden)
+    (losses, *of_rows), gradients = sweep(hidden, weight, bias, of_chunk, chunk_rows, g, needs)
+    z_losses, predicted = of_rows or (losses.new_empty(0), targets.new_empty(0, dtype=torch.int64))
+    result = loss.reduce(losses, loss.count(targets, class_weight))
+    return result, *_filled(gradients, hidden), z_losses, predicted
 
 
 @torch.library.custom_op("fused::linear_cross_entropy_backward", mutates_args=())
@@ -56,11 +60,13 @@ def gradients_alone(
     z_loss: float,
     softcap: float | None,
     reduction: str,
+    token_scaling: bool,
+    metrics: bool,
     chunk_rows: int | None,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the needed gradients of hidden, weight and bias for the gradient of the loss, else empty tensors."""
-    loss = _loss(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    loss = _loss(ignore_index, label_smoothing, z_loss, softcap, reduction, token_scaling)
     of_rows = row_gradients(g, hidden, loss.count(targets, class_weight))
     of_chunk = cross_entropy_of_chunks(loss, targets, class_weight, weight.shape[0], requested())
     return _filled(sweep(hidden, weight, bias, of_chunk, chunk_rows, of_rows, needs)[1], hidden)
@@ -74,10 +80,12 @@ def _(
     targets: Tensor,
     class_weight: Tensor | None,
     *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     loss, needs = _loss(*settings[:-2]), settings[-1]
     result = hidden.new_empty(targets.shape if loss.reduction == "none" else (), dtype=compute_dtype(hidden.dtype))
-    return result, *_buffers(hidden, weight, bias, needs if comes_with_gradients(loss.reduction, hidden) else ())
+    gradients = _buffers(hidden, weight, bias, needs if comes_with_gradients(loss.reduction, hidden) else ())
+    of_rows = result.new_empty(targets.shape if loss.metrics else 0)
+    return result, *gradients, of_rows, torch.empty_like(of_rows, dtype=torch.int64)
 
 
 @gradients_alone.register_fake
@@ -98,12 +106,12 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.set_materialize_grads(False)
     ctx.dtype = hidden.dtype
     ctx.now = comes_with_gradients(_loss(*ctx.settings[:-2]).reduction, hidden)
-    found = output[1:] if ctx.now else (hidden, weight, bias)
+    found = output[1:4] if ctx.now else (hidden, weight, bias)
     ctx.save_for_backward(*found, targets, class_weight)
 
 
-def _backward(ctx: Any, g: Tensor | None, *of_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    if any(one is not None for one in of_gradients):
+def _backward(ctx: Any, g: Tensor | None, *of_others: Tensor | None) -> tuple[Tensor | None, ...]:
+    if any(one is not None for one in of_others):
         raise RuntimeError(
             "linear_cross_entropy: the compiled operator has no second derivative; leave it out of torch.compile, or "
             "use cross_entropy of the logits"

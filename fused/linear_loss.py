@@ -27,24 +27,25 @@ class LinearLoss(Protocol):
         """``"mean"``, ``"sum"`` or ``"none"``."""
 
     def of_chunks(self, classes: int, others: Others, backend: str | None) -> OfChunk:
-        """Return the function for the losses of a chunk of rows."""
+        """Return the function for the losses of a chunk of rows, with their metrics."""
 
     def count(self, others: Others) -> Tensor | None:
         """Return what a mean is over, or None for other reductions."""
 
-    def expression(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, others: Others) -> Tensor:
-        """Compute the loss by its definition, in plain differentiable operations."""
+    def expression(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, others: Others) -> tuple[Tensor, ...]:
+        """Compute the loss and the metrics by their definition, in plain differentiable operations."""
 
 
 def linear_loss(
     loss: LinearLoss, hidden: Tensor, weight: Tensor, bias: Tensor | None, others: Others, chunk_rows: int | None
-) -> Tensor:
-    """Compute the loss of ``F.linear(hidden, weight, bias)`` for checked plain tensors."""
+) -> tuple[Tensor, ...]:
+    """Compute the loss of ``F.linear(hidden, weight, bias)``, and the metrics of rows, for checked plain tensors."""
     if differentiated(hidden, weight, bias):
-        result: Tensor = _LinearLoss.apply(hidden, weight, bias, loss, chunk_rows, *others)
-        return result
-    losses, _ = sweep(hidden, weight, bias, loss.of_chunks(weight.shape[0], others, requested()), chunk_rows)
-    return reduced(losses, loss.reduction, loss.count(others))
+        results: tuple[Tensor, ...] = _LinearLoss.apply(hidden, weight, bias, loss, chunk_rows, *others)
+        return results
+    of_chunk = loss.of_chunks(weight.shape[0], others, requested())
+    (losses, *metrics), _ = sweep(hidden, weight, bias, of_chunk, chunk_rows)
+    return reduced(losses, loss.reduction, loss.count(others)), *metrics
 
 
 class _LinearLoss(torch.autograd.Function):
@@ -62,20 +63,21 @@ class _LinearLoss(torch.autograd.Function):
         loss: LinearLoss,
         chunk_rows: int | None,
         *others: Tensor | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(hidden, weight, bias, *others)
         ctx.loss, ctx.chunk_rows, ctx.backend = loss, chunk_rows, requested()
         now = comes_with_gradients(loss.reduction, hidden)
         g = unit_gradients(hidden) if now else None
         of_chunk = loss.of_chunks(weight.shape[0], others, ctx.backend)
-        losses, gradients = sweep(hidden, weight, bias, of_chunk, chunk_rows, g, ctx.needs_input_grad)
+        (losses, *metrics), gradients = sweep(hidden, weight, bias, of_chunk, chunk_rows, g, ctx.needs_input_grad)
+        ctx.mark_non_differentiable(*metrics)
         # Not in save_for_backward: backward scales them in place and drops them. A second one recomputes them.
         ctx.gradients = gradients if now else None
-        return reduced(losses, loss.reduction, loss.count(others))
+        return reduced(losses, loss.reduction, loss.count(others)), *metrics
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,) = grads
+        g = grads[0]
         hidden, weight, bias, *others = ctx.saved_tensors
         unused = (None,) * (2 + len(others))
         if watched(g):
@@ -99,7 +101,7 @@ def _by_autograd(
     recorded = torch.is_grad_enabled()
     wanted = [one for one, needed in zip(operands, ctx.needs_input_grad, strict=False) if one is not None and needed]
     with torch.enable_grad():
-        result = ctx.loss.expression(*operands, others)
+        result, *_ = ctx.loss.expression(*operands, others)
     found = iter(torch.autograd.grad(result, wanted, g, create_graph=recorded))
     return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:3])
 

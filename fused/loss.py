@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from fused.backends.reference.losses import RowSettings, weights_of
 from fused.backends.reference.numbers import compute_dtype
-from fused.sharding import full_tensor
+from fused.sharding import full_tensor, placed_as
 
 Tensor = torch.Tensor
-Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]
-"""The highest logit of each row, which is a constant for derivatives, and three numbers relative to it."""
+Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""The highest logit of each row, which is a constant for derivatives, three numbers relative to it, and its column."""
 
 REDUCTIONS = ("mean", "sum", "none")
 
 
+class CrossEntropyOutput(NamedTuple):
+    """Results of `cross_entropy_with_metrics`: the loss, and metrics for logs, which have no gradient.
+
+    Args:
+        loss: a number, or ``[...]`` for reduction "none".
+        z_loss: the part of the loss that is due to `z_loss`, reduced as the loss is.
+        token_accuracy: a number, the share of the rows not ignored whose highest logit is that of the target; NaN if
+            there are none.
+        predicted_tokens: ``[...]``, int64, the class of the highest logit, the first of several; −1 for ignored rows.
+    """
+
+    loss: Tensor
+    z_loss: Tensor
+    token_accuracy: Tensor
+    predicted_tokens: Tensor
+
+
 @dataclass(frozen=True)
 class Loss:
-    """Settings of a cross entropy, with the arithmetic on rows."""
+    """Settings of a cross entropy, with the arithmetic on rows.
+
+    Args:
+        metrics: whether the results are the loss, and of each row the z-loss and the predicted class.
+    """
 
     op: str
     ignore_index: int = -100
@@ -27,6 +49,8 @@ class Loss:
     z_loss: float = 0.0
     softcap: float | None = None
     reduction: str = "mean"
+    token_scaling: bool = False
+    metrics: bool = False
 
     def checked(self) -> Loss:
         """Return these settings, or raise ValueError if one is out of range."""
@@ -61,6 +85,14 @@ class Loss:
     def reduce(self, losses: Tensor, count: Tensor | None) -> Tensor:
         """Reduce the losses of all rows as :func:`reduced`."""
         return reduced(losses, self.reduction, count)
+
+    def output(self, results: tuple[Tensor, ...], targets: Tensor, class_weight: Tensor | None) -> CrossEntropyOutput:
+        """Return the results with metrics, reduced as users get them."""
+        value, z_losses, predicted = results
+        here = placed_as(targets, predicted)
+        counted = here != self.ignore_index
+        accuracy = ((predicted == here) & counted).sum() / counted.sum()
+        return CrossEntropyOutput(value, self.reduce(z_losses, self.count(targets, class_weight)), accuracy, predicted)
 
 
 def reduced(losses: Tensor, reduction: str, count: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from fused.backends import Op, requested
 from fused.backends.reference import losses as formulas
-from fused.backends.reference.losses import RowSettings, row_losses
+from fused.backends.reference.losses import RowSettings, row_losses, z_losses
 from fused.backends.tracing import differentiated, transformed
 from fused.chunked_loss import OfChunk
 from fused.loss import Loss, Statistics
@@ -53,58 +53,84 @@ def plain_loss(
     start: int = 0,
     group: Any = None,
     inplace: bool = False,
-) -> Tensor:
-    """Compute the loss of plain logits, reduced as its settings say.
+) -> tuple[Tensor, ...]:
+    """Compute the loss of plain logits, reduced as its settings say, and the metrics of its rows if they ask for them.
 
     With a group, the logits are the columns from `start` on, and the other ranks of the group have the rest.
     """
     if transformed() and group is None:
         return _expression(loss, logits, targets, classes, class_weight)
     if not differentiated(logits):
-        settings = loss.of_rows(classes, start)
-        *_, losses = _statistics(loss, logits, loss.index(targets, start), settings, group, class_weight)
-        return loss.reduce(losses, loss.count(targets, class_weight))
-    result: Tensor = _CrossEntropy.apply(logits, targets, class_weight, loss, classes, start, group, inplace)
-    return result
+        statistics = _statistics(loss, logits, targets, classes, start, group, class_weight)
+        return loss.reduce(statistics[2], loss.count(targets, class_weight)), *_metrics(loss, statistics, targets)
+    results: tuple[Tensor, ...] = _CrossEntropy.apply(
+        logits, targets, class_weight, loss, classes, start, group, inplace
+    )
+    return results
 
 
-def _expression(loss: Loss, logits: Tensor, targets: Tensor, classes: int, class_weight: Tensor | None) -> Tensor:
-    """Compute the loss in plain differentiable operations."""
-    settings, index = loss.of_rows(classes), loss.index(targets)
-    args = (logits, index, loss.softcap, class_weight)
-    *_, losses, _ = formulas.logit_statistics(*args, settings=settings, whole=True)
-    return loss.reduce(losses, loss.count(targets, class_weight))
+def _expression(
+    loss: Loss, logits: Tensor, targets: Tensor, classes: int, class_weight: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Compute the results of :func:`plain_loss` in plain differentiable operations."""
+    args = (logits, loss.index(targets), loss.softcap, class_weight)
+    statistics = formulas.logit_statistics(*args, **_statics(loss, classes))
+    return loss.reduce(statistics[2], loss.count(targets, class_weight)), *_metrics(loss, statistics, targets)
+
+
+def _statics(loss: Loss, classes: int, start: int = 0, whole: bool = True) -> dict[str, Any]:
+    """Return the keywords of ``logit_statistics``."""
+    settings = loss.of_rows(classes, start)
+    return {"settings": settings, "whole": whole, "token_scaling": loss.token_scaling, "predicts": loss.metrics}
+
+
+def _metrics(loss: Loss, statistics: Statistics, targets: Tensor) -> tuple[Tensor, ...]:
+    """Return the z-losses and the predicted classes of rows, or nothing if they are not asked for."""
+    highest, lse, _, scale, predicted = statistics
+    if predicted is None:
+        return ()
+    parts = z_losses(highest, lse.detach(), scale, targets, loss.of_rows(0))
+    return parts, predicted.masked_fill(targets == loss.ignore_index, -1)
 
 
 def _statistics(
-    loss: Loss, logits: Tensor, index: Tensor, settings: RowSettings, group: Any, class_weight: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the highest logit, the logsumexp and the loss of each row, over all shards of the vocabulary."""
+    loss: Loss, logits: Tensor, targets: Tensor, classes: int, start: int, group: Any, class_weight: Tensor | None
+) -> Statistics:
+    """Compute the statistics of whole rows, of which the third is their loss, over all shards of the vocabulary."""
+    index = loss.index(targets, start)
+    statics = _statics(loss, classes, start, whole=group is None)
     statistics: Statistics = LOGIT_STATISTICS.run(
-        "forward", (logits, index, loss.softcap, class_weight), requested(), settings=settings, whole=group is None
+        "forward", (logits, index, loss.softcap, class_weight), requested(), **statics
     )
     if group is None:
-        return statistics[:3]
+        return statistics
     columns = logits.shape[-1]
-    of_all = _over_shards(statistics, (index >= 0) & (index < columns), columns, group)
-    return *of_all[:2], row_losses(*of_all, index, settings)
+    here = (index >= 0) & (index < columns)
+    highest, lse, picked, total, predicted = _over_shards(statistics, here, columns, start, group)
+    args = highest, lse, picked, total, index, statics["settings"]
+    return highest, lse, *row_losses(*args, token_scaling=loss.token_scaling), predicted
 
 
-def _over_shards(statistics: Statistics, here: Tensor, columns: int, group: Any) -> Statistics:
-    """Combine the statistics of all shards by two all-reduces.
+def _over_shards(statistics: Statistics, here: Tensor, columns: int, start: int, group: Any) -> Statistics:
+    """Combine the statistics of all shards by two all-reduces, and a third for the predicted column.
 
     Args:
-        here: whether the picked logit of a row is in this shard of this number of columns.
+        here: whether the picked logit of a row is in this shard of this number of columns, from `start` on.
     """
-    own, lse, picked, total = statistics
-    highest = own.masked_fill(lse == -torch.inf, -torch.inf)
+    own, lse, picked, total, predicted = statistics
+    own_highest = own.masked_fill(lse == -torch.inf, -torch.inf)
+    highest = own_highest.clone()
     dist.all_reduce(highest, dist.ReduceOp.MAX, group)
+    if predicted is not None:
+        # The first of the columns with the highest logit.
+        predicted = torch.where(own_highest == highest, predicted + start, torch.iinfo(predicted.dtype).max)
+        dist.all_reduce(predicted, dist.ReduceOp.MIN, group)
     highest = highest.masked_fill(highest == -torch.inf, 0)
     lower = own - highest
     parts = [torch.exp(lse + lower), torch.where(here, picked + lower, 0)]
     sums = torch.stack(parts if total is None else [*parts, total + columns * lower])
     dist.all_reduce(sums, dist.ReduceOp.SUM, group)
-    return highest, sums[0].log(), sums[1].clone(), None if total is None else sums[2].clone()
+    return highest, sums[0].log(), sums[1].clone(), None if total is None else sums[2].clone(), predicted
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -121,30 +147,31 @@ class _CrossEntropy(torch.autograd.Function):
         start: int,
         group: Any,
         inplace: bool,
-    ) -> Tensor:
-        index, settings = loss.index(targets, start), loss.of_rows(classes, start)
-        highest, lse, losses = _statistics(loss, logits, index, settings, group, class_weight)
-        count = loss.count(targets, class_weight)
-        ctx.save_for_backward(logits, targets, highest, lse, count, class_weight)
-        ctx.loss, ctx.settings, ctx.start, ctx.group, ctx.inplace = loss, settings, start, group, inplace
+    ) -> tuple[Tensor, ...]:
+        statistics = _statistics(loss, logits, targets, classes, start, group, class_weight)
+        highest, lse, losses, scale, _ = statistics
+        count, metrics = loss.count(targets, class_weight), _metrics(loss, statistics, targets)
+        ctx.save_for_backward(logits, targets, highest, lse, scale, count, class_weight)
+        ctx.mark_non_differentiable(*metrics)
+        ctx.loss, ctx.classes, ctx.start, ctx.group, ctx.inplace = loss, classes, start, group, inplace
         ctx.backend = requested()
-        return loss.reduce(losses, count)
+        return loss.reduce(losses, count), *metrics
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,) = grads
-        loss: Loss = ctx.loss
-        logits, targets, highest, lse, count, class_weight = ctx.saved_tensors
+        g, loss = grads[0], ctx.loss
+        logits, targets, highest, lse, scale, count, class_weight = ctx.saved_tensors
         recorded = watched(g)
         if recorded and ctx.group is None:
-            return _by_autograd(loss, g, logits, targets, ctx.settings.classes, class_weight), *(None,) * 7
+            return _by_autograd(loss, g, logits, targets, ctx.classes, class_weight), *(None,) * 7
         if torch.is_grad_enabled() and not transformed():
             raise NotImplementedError(
                 "cross_entropy: logits sharded on the vocabulary have no second derivative; gather them first"
             )
         inplace = ctx.inplace and logits.is_contiguous() and not recorded
+        g = g if scale is None else g * scale
         args = (logits, g, count, loss.index(targets, ctx.start), highest, lse, loss.softcap, class_weight)
-        dx = gradient(args, ctx.settings, inplace, ctx.backend)
+        dx = gradient(args, loss.of_rows(ctx.classes, ctx.start), inplace, ctx.backend)
         return dx, *(None,) * 7
 
 
@@ -154,7 +181,7 @@ def _by_autograd(
     """Compute the gradient of the logits by autograd of the plain expression, for tracers and double backward."""
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():
-        result = _expression(loss, logits, targets, classes, class_weight)
+        result, *_ = _expression(loss, logits, targets, classes, class_weight)
     (gradient,) = torch.autograd.grad(result, logits, g, create_graph=recorded)
     return gradient
 
@@ -184,17 +211,18 @@ def gradient(args: Sequence[Any], settings: RowSettings, inplace: bool, backend:
 def cross_entropy_of_chunks(
     loss: Loss, targets: Tensor, class_weight: Tensor | None, classes: int, backend: str | None
 ) -> OfChunk:
-    """Return the function for the losses of a chunk of rows, and the gradient of its logits, written over them."""
-    flat, settings = targets.reshape(-1), loss.of_rows(classes)
+    """Return the function for the results of a chunk of rows, and the gradient of its logits, written over them."""
+    flat, statics = targets.reshape(-1), _statics(loss, classes)
 
-    def of_chunk(chunk: slice, logits: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def of_chunk(chunk: slice, logits: Tensor, g: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
         index = loss.index(flat[chunk])
-        highest, lse, losses, _ = LOGIT_STATISTICS.run(
-            "forward", (logits, index, loss.softcap, class_weight), backend, settings=settings, whole=True
-        )
+        statistics = LOGIT_STATISTICS.run("forward", (logits, index, loss.softcap, class_weight), backend, **statics)
+        highest, lse, losses, scale, _ = statistics
+        results = losses, *_metrics(loss, statistics, index)
         if g is None:
-            return losses, None
+            return results, None
+        g = g if scale is None else g * scale
         args = (logits, g, None, index, highest, lse, loss.softcap, class_weight)
-        return losses, gradient(args, settings, True, backend)
+        return results, gradient(args, statics["settings"], True, backend)
 
     return of_chunk

@@ -167,6 +167,11 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
+def placed_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` as a DTensor if ``like`` is one, else as this rank's part."""
+    return _as_dtensor("", tensor, like.device_mesh) if is_dtensor(like) else local_part(tensor)  # type: ignore[attr-defined]
+
+
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole ``tensor`` on every rank. All ranks must call it. A plain tensor is returned as is."""
     if not is_dtensor(tensor):

@@ -62,13 +62,13 @@ def vocab_parallel_cross_entropy(
         raise ValueError(f"{op}: label_smoothing must be below 1, got 1")
     check_operands(loss, logits, targets, inplace_backward)
     if sharded(logits, targets):
-        return losses_of_shards(_as_megatron(loss, logits.shape[-1]), logits, targets, inplace_backward)
+        return losses_of_shards(_as_megatron(loss, logits.shape[-1]), logits, targets, inplace_backward)[0]
     group = _of_several(op, logits, tp_group)
     columns = logits.shape[-1]
     classes, start = (columns, 0) if group is None else (columns * group.size(), columns * group.rank())
     loss = _as_megatron(loss, classes)
     check_range(loss, targets, classes)
-    return plain_loss(loss, logits, targets, classes, start=start, group=group, inplace=inplace_backward)
+    return plain_loss(loss, logits, targets, classes, start=start, group=group, inplace=inplace_backward)[0]
 
 
 def _of_several(op: str, logits: Tensor, tp_group: Any) -> Any:

@@ -88,6 +88,14 @@ CASES = [
         reduction="sum",
     ),
     Case(
+        "cross_entropy with metrics",
+        op=lambda logits, targets: fused.cross_entropy_with_metrics(logits, targets).loss,
+        eager=lambda logits, targets: F.cross_entropy(upcast(logits), targets),
+        inputs=_rows,
+        saved=_saved,
+        long=True,
+    ),
+    Case(
         "cross_entropy of three dimensions",
         op=lambda logits, targets: fused.cross_entropy(logits, targets, reduction="none"),
         eager=lambda logits, targets: flat_loss(upcast(logits), targets, reduction="none"),

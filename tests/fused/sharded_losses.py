@@ -182,6 +182,31 @@ def linear_cases() -> None:
                 torch.testing.assert_close(full, exact, msg=lambda m, p=placements, r=reduction: f"{p} {r}: {m}")
 
 
+def metric_cases() -> None:
+    logits, targets, _ = sample()
+    logits = logits.round()  # rows have several highest logits, in both shards of the vocabulary
+    hidden, weight = logits, torch.eye(CLASSES, dtype=logits.dtype)
+    options: dict[str, Any] = {"z_loss": 0.1, "softcap": 5.0, "token_scaling": True}
+    for reduction in ("mean", "sum", "none"):
+        options["reduction"] = reduction
+        leaf = logits.clone().requires_grad_()
+        expected = fused.cross_entropy_with_metrics(leaf, targets, **options)
+        (gradient,) = torch.autograd.grad(expected.loss.sum(), leaf)
+        for placement in (Shard(0), Shard(2), Replicate()):
+            mine = distribute_tensor(logits, MESH, [placement]).requires_grad_()
+            weights = distribute_tensor(weight, MESH, [Shard(0) if placement == Shard(2) else Replicate()])
+            spread = targets if placement == Shard(2) else distribute_tensor(targets, MESH, [placement])
+            rows = mine if placement != Shard(2) else distribute_tensor(hidden, MESH, [Replicate()]).requires_grad_()
+            for given, output in (
+                (mine, fused.cross_entropy_with_metrics(mine, spread, **options)),
+                (rows, fused.linear_cross_entropy_with_metrics(rows, weights, spread, **options)),
+            ):
+                for one, exact in zip(output, expected, strict=True):
+                    torch.testing.assert_close(one.full_tensor(), exact)
+                (local,) = torch.autograd.grad(output.loss.sum(), given)
+                torch.testing.assert_close(local.full_tensor(), gradient)
+
+
 if __name__ == "__main__":
     RANK, file = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=RANK, world_size=2)
@@ -192,4 +217,5 @@ if __name__ == "__main__":
     compiled_case()
     dtensor_cases()
     linear_cases()
+    metric_cases()
     leave()

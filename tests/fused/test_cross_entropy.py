@@ -240,3 +240,116 @@ def test_a_row_of_the_lowest_number_is_uniform(backend):
     with fused.backend(backend):
         losses = fused.cross_entropy(logits, torch.tensor([5, 5]), reduction="none")
     torch.testing.assert_close(losses, torch.tensor([8.0, 5.0]).log())
+
+
+def expected_output(logits, targets, weight=None, *, token_scaling=False, **options):
+    """What cross_entropy_with_metrics returns, in eager, for rows of logits."""
+    ignored, reduction = options.get("ignore_index", -100), options.get("reduction", "mean")
+    z = logits if "softcap" not in options else options["softcap"] * torch.tanh(logits / options["softcap"])
+    smoothing = {"label_smoothing": options.get("label_smoothing", 0.0), "ignore_index": ignored}
+    counted = targets != ignored
+    squares = torch.where(counted, options.get("z_loss", 0.0) * torch.logsumexp(z, -1).square(), 0)
+    losses = F.cross_entropy(z, targets, weight, reduction="none", **smoothing) + squares
+    if token_scaling:
+        scale = torch.softmax(z, -1).gather(1, targets.where(counted, 0)[:, None])[:, 0].detach()
+        losses, squares = losses * scale, squares * scale
+    count = 1
+    if reduction == "mean":
+        count = torch.where(counted, 1 if weight is None else weight[targets.where(counted, 0)], 0).sum()
+    if reduction != "none":
+        losses, squares = losses.sum() / count, squares.sum() / count
+    predicted = torch.where(counted, logits.argmax(-1), -1)
+    accuracy = (predicted == targets)[counted].float().mean()
+    return fused.CrossEntropyOutput(losses, squares.detach(), accuracy, predicted)
+
+
+ALL_OPTIONS = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 5.0, "ignore_index": 3, "token_scaling": True}
+
+
+def ties(dtype=torch.float64):
+    """Logits of few values, so that rows have several highest ones."""
+    logits, targets = sample(24, dtype=dtype)
+    logits = logits.detach().round()
+    targets[::3] = logits[::3].argmax(-1)
+    return logits.requires_grad_(), torch.where(targets == -100, 3, targets)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("options", [{}, {"token_scaling": True}, {"z_loss": 0.01}, ALL_OPTIONS], ids=str)
+def test_metrics_are_those_of_eager(reduction, weighted, options):
+    logits, targets = ties()
+    weight = torch.rand(10, dtype=logits.dtype) if weighted else None
+    expected = expected_output(logits, targets, weight, reduction=reduction, **options)
+    output = fused.cross_entropy_with_metrics(logits, targets, class_weight=weight, reduction=reduction, **options)
+    torch.testing.assert_close(tuple(output), tuple(expected))
+    torch.testing.assert_close(grad(output.loss, logits), grad(expected.loss, logits))
+    alone = fused.cross_entropy(logits, targets, class_weight=weight, reduction=reduction, **options)
+    assert torch.equal(alone, output.loss)
+    assert not any(one.requires_grad for one in output[1:])
+    assert 0 < output.token_accuracy < 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        pytest.param("inductor", torch.float32, marks=pytest.mark.slow),
+        ("inductor", torch.bfloat16),
+        ("triton", torch.float32),
+    ],
+    ids=str,
+)
+def test_metrics_of_every_backend(backend, dtype, warm_inductor):
+    logits, targets = ties(dtype)
+    expected = expected_output(logits.float(), targets, **ALL_OPTIONS)
+    with fused.backend(backend):
+        output = fused.cross_entropy_with_metrics(logits.unflatten(0, (4, 6)), targets.view(4, 6), **ALL_OPTIONS)
+        gradient = grad(output.loss, logits)
+    torch.testing.assert_close(tuple(output), (*expected[:3], expected.predicted_tokens.view(4, 6)))
+    torch.testing.assert_close(gradient, grad(expected.loss, logits))
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_the_predicted_token_of_long_rows(backend):
+    logits = torch.randn(5, 9000)
+    for row, columns in enumerate(([0], [8999], [8500, 8700], [17, 8191, 8192])):
+        logits[row, columns] = 50.0
+    logits[4] = -torch.inf
+    with fused.backend(backend):
+        output = fused.cross_entropy_with_metrics(logits, torch.tensor([0, 1, 8500, 2, 5]), softcap=3.0)
+    assert output.predicted_tokens.tolist() == [0, 8999, 8500, 17, 0]
+    assert output.token_accuracy == torch.tensor(2 / 5)
+
+
+def test_metrics_of_no_rows():
+    logits, targets = sample(4)
+    for some in (slice(0), slice(None)):
+        output = fused.cross_entropy_with_metrics(logits[some], torch.full_like(targets, -100)[some], z_loss=1.0)
+        assert output.loss.isnan() and output.z_loss.isnan() and output.token_accuracy.isnan()
+        assert output.predicted_tokens.tolist() == [-1] * len(logits[some])
+
+
+def test_metrics_under_transforms():
+    logits, targets = ties()
+
+    def function(logits, targets):
+        loss, *metrics = fused.cross_entropy_with_metrics(logits, targets, **ALL_OPTIONS)
+        return loss, metrics
+
+    loss, metrics = function(logits, targets)
+    _, of_halves = torch.func.vmap(function)(logits.view(2, 12, -1), targets.view(2, 12))
+    assert torch.equal(of_halves[2].flatten(), metrics[2])
+    result = torch.func.grad(function, has_aux=True)(logits.detach(), targets)
+    torch.testing.assert_close(result, (grad(loss, logits), metrics))
+    torch._dynamo.reset()
+    compiled, of_compiled = torch.compile(function, backend="eager", fullgraph=True)(logits, targets)
+    torch.testing.assert_close((compiled, of_compiled), (loss, metrics))
+    assert not any(one.requires_grad for one in of_compiled)
+
+
+def test_token_scaling_keeps_its_scale_for_the_backward_pass():
+    logits, targets = sample(16, dtype=torch.float32)
+    seen = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.setdefault(t.data_ptr(), t), lambda t: t):
+        fused.cross_entropy(logits, targets, token_scaling=True)
+    assert sum(t.nbytes for t in seen.values()) == logits.nbytes + targets.nbytes + 3 * 4 * 16 + 8

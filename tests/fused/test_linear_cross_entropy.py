@@ -255,7 +255,7 @@ def test_the_operator_keeps_its_contract():
     hidden, weight, targets, bias = operands(dtype=torch.float32)
     for reduction, of_classes in (("mean", None), ("none", None), ("mean", torch.rand(len(weight)))):
         operands_of = (hidden, weight, bias, targets, of_classes)
-        args = (*operands_of, -100, 0.0, 0.0, None, reduction, 4, [True, True, True])
+        args = (*operands_of, -100, 0.0, 0.0, None, reduction, False, True, 4, [True, True, True])
         operator = torch.ops.fused.linear_cross_entropy.default
         torch.library.opcheck(
             operator, args, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
@@ -278,6 +278,56 @@ def test_weights_of_the_classes_compiled_and_twice(reduction):
         if run is chunked:
             again = torch.autograd.grad(mine.sum(), inputs)
             torch.testing.assert_close(again, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_metrics_are_those_of_whole_logits(reduction, dtype):
+    hidden, weight, targets, bias = inputs = operands(dtype=dtype)
+    options = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 5.0, "token_scaling": True, "reduction": reduction}
+    options["class_weight"] = torch.rand(len(weight), dtype=dtype)
+    expected = fused.cross_entropy_with_metrics(F.linear(hidden, weight, bias), targets, **options)
+    output = fused.linear_cross_entropy_with_metrics(*inputs, chunk_rows=4, **options)
+    torch.testing.assert_close(tuple(output), tuple(expected))
+    torch.testing.assert_close(chunked(*inputs, chunk_rows=4, **options), expected.loss)
+    assert not any(one.requires_grad for one in output[1:])
+    g = torch.randn_like(expected.loss)
+    tolerance = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+    theirs = gradients(expected.loss, inputs, g)
+    torch.testing.assert_close(gradients(output.loss, inputs, g, retain_graph=True), theirs, **tolerance)
+    torch.testing.assert_close(gradients(output.loss, inputs, g), theirs, **tolerance)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            tuple(fused.linear_cross_entropy_with_metrics(*inputs, chunk_rows=4, **options)),
+            tuple(one.detach() for one in output),
+        )
+
+
+def test_metrics_take_no_whole_logits_and_no_second_pass(monkeypatch):
+    seen = []
+    run = LOSS.run
+    monkeypatch.setattr(
+        LOSS,
+        "run",
+        lambda part, args, *rest, **statics: seen.append(args[0].shape) or run(part, args, *rest, **statics),
+    )
+    inputs = operands()
+    options = {"chunk_rows": 4, "token_scaling": True}
+    expected = fused.linear_cross_entropy_with_metrics(*inputs, **options)
+    assert seen == [torch.Size((rows, 13)) for rows in (4, 4, 4, 4, 3, 3)], "forward and gradient of each chunk"
+    seen.clear()
+    torch._dynamo.reset()
+    compiled = torch.compile(fused.linear_cross_entropy_with_metrics, fullgraph=True, backend="aot_eager")
+    output = compiled(*inputs, **options)
+    torch.testing.assert_close(tuple(output), tuple(expected))
+    torch.testing.assert_close(gradients(output.loss, inputs), gradients(expected.loss, inputs))
+    assert not any(one.requires_grad for one in output[1:])
+    assert seen and all(shape in [(4, 13), (3, 13)] for shape in seen)
+
+
+def test_metrics_of_no_rows():
+    output = fused.linear_cross_entropy_with_metrics(torch.randn(0, 8), torch.randn(37, 8), torch.zeros(0).long())
+    assert output.loss.isnan() and output.token_accuracy.isnan() and output.predicted_tokens.shape == (0,)
 
 
 @pytest.mark.cuda

@@ -43,8 +43,10 @@ def logit_statistics(
     *,
     settings: RowSettings,
     whole: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Compute the highest z of each row, the logsumexp of z − highest, and the loss.
+    token_scaling: bool = False,
+    predicts: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Compute the highest z of each row, the logsumexp of z − highest, the loss, its scale, and the predicted column.
 
     z is ``softcap·tanh(logits / softcap)``, or the logits themselves. For derivatives, the highest is a constant.
 
@@ -55,18 +57,22 @@ def logit_statistics(
         settings: those of the losses.
         whole: whether these are all columns. Of a shard, the third and the fourth result are the picked z − highest, 0
             if it is in another shard, and with smoothing the sum of z − highest, for :func:`row_losses`.
+        token_scaling: multiply the loss by the probability of the picked class, a constant for derivatives.
+        predicts: whether the column of the highest logit is a result.
 
     Returns:
-        Four ``[...]`` (the last may be None), float32 for 16-bit logits. As in `log_softmax`, a row with a logit of
-        +inf has a logsumexp of NaN; a row of only −inf has −inf, and 0 as its highest. The loss of a row whose index
-        is none of the columns is NaN.
+        Five ``[...]`` (the last two may be None), float32 for 16-bit logits, int64 for the column. As in `log_softmax`,
+        a row with a logit of +inf has a logsumexp of NaN; a row of only −inf has −inf, and 0 as its highest. The loss
+        of a row whose index is none of the columns is NaN.
     """
     columns = logits.shape[-1]
     compute = compute_dtype(logits.dtype)
     smoothed, elsewhere = settings.label_smoothing != 0.0, torch.nan if whole else 0.0
     if columns == 0:
         nothing = torch.zeros_like(index, dtype=compute)
-        return nothing, nothing - torch.inf, nothing + elsewhere, nothing if smoothed and not whole else None
+        total = nothing if smoothed and not whole else None
+        column = index.new_zeros(index.shape) if predicts else None
+        return nothing, nothing - torch.inf, nothing + elsewhere, total, column
     z = _capped(logits.to(compute), softcap)
     highest = z.detach().amax(-1, keepdim=True)
     highest = highest.masked_fill(highest == -torch.inf, 0)
@@ -77,9 +83,11 @@ def logit_statistics(
     if smoothed:
         sums = below.sum(-1) if class_weight is None else (below * class_weight.to(compute)).sum(-1)
     highest, lse = highest.squeeze(-1), torch.exp(below).sum(-1).log()
+    column = logits.detach().argmax(-1) if predicts else None
     if whole:
-        return highest, lse, row_losses(highest, lse, picked, sums, index, settings, class_weight), None
-    return highest, lse, picked, sums
+        losses, scale = row_losses(highest, lse, picked, sums, index, settings, class_weight, token_scaling)
+        return highest, lse, losses, scale, column
+    return highest, lse, picked, sums, column
 
 
 def _picked(z: Tensor, index: Tensor) -> Tensor:
@@ -137,10 +145,12 @@ def row_losses(
     index: Tensor,
     settings: RowSettings,
     class_weight: Tensor | None = None,
-) -> Tensor:
+    token_scaling: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """Compute ``lse − (1 − ε)·picked − ε·total / classes + z_loss·(highest + lse)²`` of rows, 0 for ignored ones.
 
-    With class weights, it is ``(1 − ε)·w[index]·(lse − picked) + ε·(Σw·lse − total) / classes + z_loss·(…)²``.
+    With class weights, it is ``(1 − ε)·w[index]·(lse − picked) + ε·(Σw·lse − total) / classes + z_loss·(…)²``. With
+    token scaling it is multiplied by the second result, the probability ``exp(picked − lse)``.
     """
     if class_weight is None:
         losses = lse - (1 - settings.label_smoothing) * picked
@@ -153,7 +163,17 @@ def row_losses(
         losses = losses - total * (settings.label_smoothing / settings.classes)
     if settings.z_loss != 0.0:
         losses = losses + settings.z_loss * (highest + lse).square()
-    return losses.masked_fill(index == settings.ignored, 0)
+    ignored = index == settings.ignored
+    if not token_scaling:
+        return losses.masked_fill(ignored, 0), None
+    scale = torch.exp(picked - lse).detach().masked_fill(ignored, 0)
+    return losses.masked_fill(ignored, 0) * scale, scale
+
+
+def z_losses(highest: Tensor, lse: Tensor, scale: Tensor | None, index: Tensor, settings: RowSettings) -> Tensor:
+    """Compute the part ``z_loss·(highest + lse)²`` of :func:`row_losses`, 0 for ignored rows."""
+    parts = settings.z_loss * (highest + lse).square() * (1 if scale is None else scale)
+    return parts.masked_fill(index == settings.ignored, 0)
 
 
 def weights_of(index: Tensor, class_weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -45,11 +45,21 @@ def _add_block(
 
 
 @triton.jit
+def _add_columns(z, columns, best, first):
+    """Add the columns of a block to each lane's highest logit and the first column with it."""
+    # A NaN is the highest, as in `argmax`.
+    z = tl.where(z == z, z, float("inf"))
+    highest = tl.max(tl.max(z, 2), 0)
+    column = tl.min(tl.min(tl.where(z == highest[None, :, None], columns, 2147483647), 2), 0)
+    return tl.maximum(best, highest), tl.where(highest > best, column, first)
+
+
+@triton.jit
 def logit_statistics_kernel(
-    logits, index, highest_logit, lse, picked, total, vectors, columns, softcap,
+    logits, index, highest_logit, lse, picked, total, predicted, vectors, columns, softcap,
     ignored, of_picked, of_total, z_loss,
     REPEATS: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr, CAPPED: tl.constexpr, TOTAL: tl.constexpr,
-    WHOLE: tl.constexpr, Z_LOSS: tl.constexpr,
+    WHOLE: tl.constexpr, Z_LOSS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Compute the statistics of one row, with a separate maximum and sum per lane until the end."""
     row = tl.program_id(0).to(tl.int64)
@@ -61,6 +71,8 @@ def logit_statistics_kernel(
     sums = tl.zeros([LANES], tl.float32)
     plain = tl.zeros([LANES], tl.float32)
     count = tl.zeros([LANES], tl.float32)
+    best = tl.full([LANES], float("-inf"), tl.float32)
+    first = tl.zeros([LANES], tl.int32)
     # Each thread has one lane, of REPEATS vectors.
     lane = tl.arange(0, LANES)[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
     lane += tl.arange(0, REPEATS)[:, None, None] * (LANES * VECTOR)
@@ -70,15 +82,22 @@ def logit_statistics_kernel(
     full = columns // BLOCK * BLOCK
     for start in range(0, full, BLOCK):
         z = tl.load(logits + start + lane).to(tl.float32)
+        if predicted is not None:
+            best, first = _add_columns(z, start + lane, best, first)
         highest, sums, plain, count = _add_block(
             z, True, highest, sums, plain, count, factor, unit, CAPPED, TOTAL, False
         )
     if full < columns:
         inside = full + lane < columns
         z = tl.load(logits + full + lane, mask=inside, other=float("-inf")).to(tl.float32)
+        if predicted is not None:
+            best, first = _add_columns(z, full + lane, best, first)
         highest, sums, plain, count = _add_block(
             z, inside, highest, sums, plain, count, factor, unit, CAPPED, TOTAL, True
         )
+    if predicted is not None:
+        column = tl.min(tl.where(best == tl.max(best, 0), first, 2147483647), 0)
+        tl.store(predicted + row, column.to(tl.int64))
     top = tl.max(highest, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
     tl.store(highest_logit + row, base * softcap)
@@ -100,6 +119,10 @@ def logit_statistics_kernel(
         if Z_LOSS:
             level = base * softcap + exponents
             loss += z_loss * level * level
+        if SCALED:
+            scale = tl.where(target == ignored, 0.0, exp(chosen - exponents))
+            loss *= scale
+            tl.store(total + row, scale)
         tl.store(picked + row, tl.where(target == ignored, 0.0, loss))
     else:
         tl.store(picked + row, tl.where(here, chosen, 0.0))
@@ -145,7 +168,9 @@ def logit_statistics(
     *,
     settings: RowSettings,
     whole: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    token_scaling: bool = False,
+    predicts: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Compute the reference formula of this name, or return NotImplemented for float64 and class weights."""
     if logits.dtype == torch.float64 or class_weight is not None:
         return NotImplemented
@@ -153,7 +178,9 @@ def logit_statistics(
     count, columns = rows.shape
     smoothed = settings.label_smoothing != 0.0
     highest, lse, picked = [empty_like(index, torch.float32) for _ in range(3)]
-    sums = empty_like(index, torch.float32) if smoothed and not whole else None
+    scaled = token_scaling and whole
+    sums = empty_like(index, torch.float32) if scaled or (smoothed and not whole) else None
+    predicted = empty_like(index, torch.int64) if predicts else None
     warps = row_tile(columns, whole=BLOCK, numbers=1).warps
     vector = _LOAD // rows.element_size()
     if rows.stride(0) % vector or rows.data_ptr() % _LOAD:
@@ -161,7 +188,7 @@ def logit_statistics(
     launch(
         logit_statistics_kernel,
         (count, 1, 1),
-        (rows, index.contiguous(), highest, lse, picked, sums),
+        (rows, index.contiguous(), highest, lse, picked, sums, predicted),
         (),
         (
             rows.stride(0) // vector,
@@ -177,9 +204,10 @@ def logit_statistics(
         TOTAL=smoothed,
         WHOLE=whole,
         Z_LOSS=settings.z_loss != 0.0,
+        SCALED=scaled,
         num_warps=warps,
     )
-    return highest, lse, picked, sums
+    return highest, lse, picked, sums, predicted
 
 
 def _of_losses(settings: RowSettings) -> tuple[int, float, float]:

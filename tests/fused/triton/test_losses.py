@@ -76,7 +76,7 @@ def test_an_index_outside_picks_nothing(device, dtype, launches):
     index[0], index[1] = -100, 10
     settings = RowSettings(-1, 10, 0.0, 0.0)
     for whole in (False, True):
-        highest, lse, result, _ = LOGIT_STATISTICS.run(
+        highest, lse, result, *_ = LOGIT_STATISTICS.run(
             "forward", (logits, index, None), "triton", settings=settings, whole=whole
         )
         assert torch.equal(highest, logits.float().amax(-1))
@@ -118,6 +118,18 @@ def test_gradient_written_over_the_logits(device, dtype):
     torch.testing.assert_close(leaf.grad, expected)
 
 
+@every_dtype
+@pytest.mark.parametrize("columns", [1, 17, 65, 9001])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_the_column_of_the_highest_logit_and_token_scaling(check_against_float64, device, columns, dtype, softcap):
+    logits, index = sample(5, columns, dtype, device)
+    logits = logits.round()
+    settings = RowSettings(int(index[1]), columns, 0.1, 1e-2)
+    for whole in (True, False):
+        statics = {"settings": settings, "whole": whole, "token_scaling": True, "predicts": True}
+        check_against_float64(LOGIT_STATISTICS, "forward", (logits, index, softcap), sums=(3,), **statics)
+
+
 def test_kernels_compile_for_a_gpu(compile_for_hopper):
     code = """
 import torch, fused
@@ -129,5 +141,7 @@ both(10)
 both(50257, softcap=30.0)
 both(50264, torch.float32, label_smoothing=0.1)
 both(128256, torch.float16, softcap=30.0, z_loss=1e-4, label_smoothing=0.1)
+logits = torch.zeros(3, 50264, dtype=torch.bfloat16)
+fused.cross_entropy_with_metrics(logits, torch.zeros(3, dtype=torch.int64), softcap=30.0, token_scaling=True)
 """
-    assert compile_for_hopper(code) == 2 * 4
+    assert compile_for_hopper(code) == 2 * 4 + 1
