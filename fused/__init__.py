@@ -93,6 +93,7 @@ from fused.preference import (
 from fused.recomputation import recomputed_input
 from fused.rotary import apply_rotary, rotary_embedding
 from fused.softmax import scaled_masked_softmax
+from fused.star_relu import star_relu
 from fused.viewless import (
     MakeViewlessTensor,
     assert_viewless_tensor,
@@ -189,6 +190,7 @@ __all__ = [
     "scaled_masked_softmax",
     "sequence_log_probs",
     "simpo_loss",
+    "star_relu",
     "swiglu",
     "token_log_probs",
     "vocab_parallel_cross_entropy",

@@ -62,6 +62,7 @@ OPS = [
     "linear_batch_norm",
     "adaptive_layer_norm",
     "gated_residual",
+    "star_relu",
     "add_rms_norm",
     "add_layer_norm",
     "rotary_embedding",

@@ -20,6 +20,7 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     rms_norm,
     rms_norm_normalize,
     rotary,
+    star_relu,
 )
 from schedule.rules.proof import ProofFailure, prove
 from schedule.rules.registry import (

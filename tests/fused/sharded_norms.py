@@ -57,6 +57,9 @@ def norm_cases(check: Callable[..., None], mesh: Any) -> None:
     given = [sequence, sequence, whole]
     check("gated", fused.gated_residual, gated, given, sequence, [sequence, sequence, Partial()])
 
+    numbers = [x, *torch.randn(2, 1, dtype=torch.float64)]
+    check("star", fused.star_relu, numbers, [batch, whole, whole], batch, [batch, Partial(), Partial()])
+
     image, (weight_c, bias_c) = torch.randn(4, 6, 5, dtype=torch.float64), torch.randn(2, 6, dtype=torch.float64)
     scale, shift = torch.randn(2, 4, 6, 1, dtype=torch.float64)
 

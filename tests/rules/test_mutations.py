@@ -29,6 +29,7 @@ from schedule.rules.proof import failures_of
 from schedule.rules.recomputed_input import RECOMPUTED_CONVOLUTIONS, RECOMPUTED_LINEAR, RECOMPUTED_LINEAR_BIAS
 from schedule.rules.rms_norm import ADD_LLAMA, GEMMA, LLAMA
 from schedule.rules.rotary import INTERLEAVED, ROTARY
+from schedule.rules.star_relu import STAR_RELU
 from tests.zoo import batch, build
 
 Change = Callable[[fx.Node], None]
@@ -134,6 +135,7 @@ MUTATIONS: dict[str, tuple[Rule, Change, str]] = {
     "no activation": (GROUP_NORM_SILU, option("activation", None), ""),
     "shift for scale": (ADAPTIVE_LAYER_NORM, swapped(1, 2), ""),  # nor adaptive ones
     "value for residual": (GATED_RESIDUAL, swapped(0, 1), ""),
+    "bias for scale": (STAR_RELU, swapped(1, 2), ""),
     "gate dropped": (GATED_RESIDUAL, lambda node: node.update_arg(2, node.args[1]), ""),
     "up for gate": (SILU, lambda node: node.args[2:] and swapped(0, 1)(node), "llama"),
     "gelu for silu": (SILU, lambda node: node.args[2:] and node.update_arg(2, "gelu"), ""),
