@@ -9,10 +9,11 @@ from fused.backends.reference.rotary import pairs, rotated, whole
 Tensor = torch.Tensor
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool, dtype: torch.dtype) -> Tensor:
     (a, b), (c, c_), (s, s_) = (pairs(each, interleaved) for each in (x, cos, sin))
     pair = (a * c + b * s_, b * c_ - a * s) if back else (a * c - b * s, b * c_ + a * s_)
-    return whole(*pair, interleaved)
+    # Rounded before they are joined: the compiler writes joined tensors to memory.
+    return whole(pair[0].to(dtype), pair[1].to(dtype), interleaved)
 
 
 def rotary(

@@ -14,8 +14,8 @@ from fused.backends.reference.numbers import compute_dtype
 from fused.backends.tracing import transformed
 
 Tensor = torch.Tensor
-Turn = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
-"""Formula: the rotation of x by cos and sin, interleaved or half-split, forth or back."""
+Turn = Callable[[Tensor, Tensor, Tensor, bool, bool, torch.dtype], Tensor]
+"""Formula: the rotation of x by cos and sin, interleaved or half-split, forth or back, with a result of this dtype."""
 
 
 def pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -42,25 +42,25 @@ def rotated(
 ) -> Tensor:
     """Return x with as many first dimensions turned as cos has, and those after them as they are."""
     dtype = torch.promote_types(x.dtype, cos.dtype)
-    compute = compute_dtype(dtype)
+    compute, dtype = compute_dtype(dtype), out_dtype or dtype
     width = cos.shape[-1]
     rest = x[..., width:] if width < x.shape[-1] else None
     turned = (x if rest is None else x[..., :width]).to(compute)
-    out = turn(turned, cos.to(compute), sin.to(compute), interleaved, back).to(out_dtype or dtype)
-    return out if rest is None else torch.cat((out, rest.to(out.dtype)), -1)
+    out = turn(turned, cos.to(compute), sin.to(compute), interleaved, back, dtype)
+    return out if rest is None else torch.cat((out, rest.to(dtype)), -1)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool, dtype: torch.dtype) -> Tensor:
     a, b = pairs(x, interleaved)
     s, s_ = pairs(sin, interleaved)
     # The first product has the strides that the result has in eager torch.
     out = x * cos
     across = (b * s_, a * -s) if back else (b * -s, a * s_)
     if transformed() or torch.is_grad_enabled():
-        return out + whole(*across, interleaved)
+        return (out + whole(*across, interleaved)).to(dtype)
     for half, added in zip(pairs(out, interleaved), across, strict=True):
         half += added
-    return out
+    return out.to(dtype)
 
 
 def rotary(
