@@ -76,7 +76,11 @@ def apply_swiglu_sharded_factory(
 
     Source: Megatron-LM ``core.transformer.mlp.apply_swiglu_sharded_factory``.
     """
-    check_one_device("apply_swiglu_sharded_factory", sharded_offsets)
+    if sharded_offsets:
+        raise NotImplementedError(
+            f"apply_swiglu_sharded_factory: sharded_offsets {tuple(sharded_offsets)} place the state in a tensor of "
+            "several layers, which is not there yet; give every layer a prefix of its own"
+        )
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         raise TypeError(
             f"apply_swiglu_sharded_factory: {key!r} is a {type(tensor).__name__}; give this rank's share as a plain "
@@ -85,12 +89,3 @@ def apply_swiglu_sharded_factory(
     if tensor.ndim == 0 or tensor.shape[0] % 2:
         raise ValueError(f"apply_swiglu_sharded_factory: {key!r} {shape(tensor)} does not have two halves")
     return ShardedTensorFactory(key, tensor.detach(), mesh)
-
-
-def check_one_device(op: str, sharded_offsets: Sequence[tuple[int, int, int]]) -> None:
-    """Raise NotImplementedError for offsets in a larger tensor."""
-    if sharded_offsets:
-        raise NotImplementedError(
-            f"{op}: sharded_offsets {tuple(sharded_offsets)} place the state in a tensor of several layers, which is "
-            "not there yet; give every layer a prefix of its own"
-        )

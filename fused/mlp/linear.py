@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from fused.backends.tracing import differentiated, transformed
 from fused.mlp.config import TransformerConfig
+from fused.mlp.megatron_checkpoint import layer_state
 from fused.mlp.protocols import Initializer, ProcessGroup
 from fused.mlp.shares import Shares, copied, gathered, own_part, summed
 
@@ -52,8 +54,15 @@ class Linear(nn.Module):
         delay_wgrad_compute: True to leave the weight's gradient to `backward_dw`. Under `torch.compile` and
             `torch.func` transforms it is not deferred.
 
+    Attributes:
+        cut: the dimension of each parameter that is sharded over `tp_group`.
+        tp_group: the tensor-parallel ranks, None for one.
+
     Source: Megatron-LM ``ColumnParallelLinear`` and ``RowParallelLinear``, at a tensor-parallel size of 1.
     """
+
+    cut: Mapping[str, int] = {}
+    tp_group: ProcessGroup | None = None
 
     def __init__(
         self,
@@ -105,6 +114,24 @@ class Linear(nn.Module):
             gradient = rows.t() @ x.reshape(-1, x.shape[-1]).to(g.dtype)
             torch.autograd.backward(self.weight, gradient.to(self.weight.dtype))
 
+    def sharded_state_dict(
+        self,
+        prefix: str = "",
+        sharded_offsets: Sequence[tuple[int, int, int]] = (),
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the state as objects of Megatron's ``dist_checkpointing``, for which megatron.core must be installed.
+
+        Args:
+            prefix: of every name.
+            sharded_offsets: ``(axis, offset, size)`` of further dimensions in front, such as the pipeline stages.
+            metadata: Megatron's, whose `dp_cp_group` is the data-parallel ranks, by default those of its global state.
+
+        Raises:
+            NotImplementedError: if Megatron cannot be imported.
+        """
+        return layer_state(self, self.cut, self.tp_group, prefix, sharded_offsets, metadata)
+
     def extra_repr(self) -> str:
         """Return sizes and settings for ``repr``."""
         output_size, input_size = self.weight.shape
@@ -128,7 +155,8 @@ class ColumnParallelLinear(Linear):
     def __init__(self, whole: Linear, shares: Shares, gather_output: bool) -> None:
         nn.Module.__init__(self)
         self.skip_bias_add, self.delay_wgrad_compute = whole.skip_bias_add, whole.delay_wgrad_compute
-        self.shares, self.gather_output, self._pending = shares, gather_output, []
+        self.shares, self.tp_group = shares, shares.group
+        self.gather_output, self._pending = gather_output, []
         self.weight = nn.Parameter(shares.cut(whole.weight.detach(), 0))
         self.bias = None if whole.bias is None else nn.Parameter(shares.cut(whole.bias.detach(), 0))
         self.cut = {"weight": 0, "bias": 0}
@@ -138,7 +166,7 @@ class ColumnParallelLinear(Linear):
 
         With `gather_output` both have the full ``output_size``.
         """
-        out, bias = self._with_bias(self.product(copied(x, self.shares.group)))
+        out, bias = self._with_bias(self.product(copied(x, self.shares)))
         if not self.gather_output:
             return out, bias
         return gathered(out, self.shares), None if bias is None else gathered(bias, self.shares)
@@ -158,7 +186,8 @@ class RowParallelLinear(Linear):
     def __init__(self, whole: Linear, shares: Shares, input_is_parallel: bool) -> None:
         nn.Module.__init__(self)
         self.skip_bias_add, self.delay_wgrad_compute = whole.skip_bias_add, whole.delay_wgrad_compute
-        self.shares, self.input_is_parallel, self._pending = shares, input_is_parallel, []
+        self.shares, self.tp_group = shares, shares.group
+        self.input_is_parallel, self._pending = input_is_parallel, []
         self.weight = nn.Parameter(shares.cut(whole.weight.detach(), 1))
         self.bias = whole.bias
         self.cut = {"weight": 1}
@@ -166,7 +195,7 @@ class RowParallelLinear(Linear):
     def forward(self, x: Tensor, /) -> tuple[Tensor, Tensor | None]:
         """Map ``[..., input_size / ranks]`` to ``[..., output_size]``, and return the full bias unless added."""
         own = x if self.input_is_parallel else own_part(x, self.shares)
-        return self._with_bias(summed(self.product(own), self.shares.group))
+        return self._with_bias(summed(self.product(own), self.shares))
 
 
 def column_parallel_linear(
@@ -183,12 +212,14 @@ def column_parallel_linear(
     tp_comm_buffer_name: str | None = None,
     tp_group: ProcessGroup | None = None,
     stride: int = 1,
+    name: str | None = None,
+    pg_collection: Any = None,
 ) -> Linear:
     """Build the first linear layer, a `Linear` with the dtype and the deferral of `config` (a `LinearFc1Builder`).
 
     With a `tp_group` of several ranks the outputs are sharded, separately in each of `stride` packed parts; the input
     is replicated, and its gradients are all-reduced. The full weight is initialized on every rank, which requires the
-    same seed on all ranks. `is_expert` and `tp_comm_buffer_name` are ignored.
+    same seed on all ranks. `is_expert`, `tp_comm_buffer_name`, `name` and `pg_collection` are ignored.
 
     Raises:
         ValueError: if the outputs cannot be sharded evenly, or packed outputs are to be gathered.
@@ -213,11 +244,13 @@ def row_parallel_linear(
     is_expert: bool,
     tp_comm_buffer_name: str | None = None,
     tp_group: ProcessGroup | None = None,
+    name: str | None = None,
+    pg_collection: Any = None,
 ) -> Linear:
     """Build the second linear layer, a `Linear` with the dtype and the deferral of `config` (a `LinearFc2Builder`).
 
     With a `tp_group` of several ranks the inputs are sharded; the products are all-reduced before the replicated bias
-    is added. `is_expert` and `tp_comm_buffer_name` are ignored.
+    is added. `is_expert`, `tp_comm_buffer_name`, `name` and `pg_collection` are ignored.
 
     Raises:
         ValueError: if the inputs cannot be sharded evenly.

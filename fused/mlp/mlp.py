@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fused.checks import shape
 from fused.mlp.activation import activate
-from fused.mlp.checkpoint import apply_swiglu_sharded_factory, check_one_device, on_mesh
+from fused.mlp.checkpoint import apply_swiglu_sharded_factory, on_mesh
 from fused.mlp.config import TransformerConfig
-from fused.mlp.linear import column_parallel_linear, row_parallel_linear
+from fused.mlp.linear import Linear, column_parallel_linear, row_parallel_linear
+from fused.mlp.megatron_checkpoint import mlp_state
 from fused.mlp.protocols import LinearFc1Builder, LinearFc2Builder, ProcessGroup, TEActivationFunctionBuilder
 
 Tensor = torch.Tensor
@@ -47,9 +48,11 @@ class MLP(nn.Module):
         input_size: of the input, by default ``config.hidden_size``.
         ffn_hidden_size: width between the layers, by default ``config.ffn_hidden_size``; a gated unit's first
             layer has twice that many outputs.
-        tp_group: the tensor-parallel ranks: the first layer's outputs and the second's inputs are sharded. Any object
-            of size 1 will do, or one with ``size()`` and ``rank()`` that the collectives of torch take.
-        name, pg_collection: accepted for Megatron's callers, and ignored.
+        tp_group: the tensor-parallel ranks: the first layer's outputs and the second's inputs are sharded. An object
+            with ``size()`` and ``rank()`` is enough to build and save them; several ranks need a group of torch to
+            compute.
+        name: accepted for Megatron's callers, and ignored.
+        pg_collection: an object whose `tp`, for an expert `expt_tp`, is the group if `tp_group` is None.
 
     Raises:
         TypeError: if the config has no `hidden_size`.
@@ -81,6 +84,8 @@ class MLP(nn.Module):
         if settings.use_te_activation_func and parts.activation_func is None:
             raise ValueError("MLP: use_te_activation_func needs a builder MLPSubmodules(activation_func=...)")
         ffn = settings.ffn_size if ffn_hidden_size is None else ffn_hidden_size
+        if tp_group is None:
+            tp_group = getattr(pg_collection, "expt_tp" if is_expert else "tp", None)
         halves = 2 if settings.gated_linear_unit else 1
         first, second = settings.initializers()
         common: dict[str, Any] = {
@@ -170,39 +175,49 @@ class MLP(nn.Module):
         self,
         prefix: str = "",
         sharded_offsets: Sequence[tuple[int, int, int]] = (),
-        metadata: Mapping[str, Any] | None = None,
-    ) -> dict[str, Tensor]:
-        """Return the state for `torch.distributed.checkpoint`, to save and to load into.
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the state for `torch.distributed.checkpoint`, to save and to load into, or for Megatron.
 
         The halves of a gated first layer are stored separately (`apply_swiglu_sharded_factory`), and tensor-parallel
         shards are DTensors: a checkpoint saved at one size of the group loads at another. The tensors share the
         memory of the parameters: loading into them loads the module.
 
+        For offsets, for a metadata with `dp_cp_group`, which Megatron's layers pass, and for layers of Megatron's own,
+        the state is that of Megatron's MLP, for ``megatron.core.dist_checkpointing``: either MLP loads what the other
+        has saved.
+
         Args:
             prefix: of every name.
-            sharded_offsets: must be empty.
-            metadata: accepted for Megatron's callers, and ignored.
+            sharded_offsets: ``(axis, offset, size)`` of further dimensions in front, such as the pipeline stages.
+            metadata: Megatron's; ignored without `dp_cp_group` in torch's format.
 
         Raises:
-            NotImplementedError: for offsets.
+            NotImplementedError: for Megatron's format, if megatron.core cannot be imported.
         """
-        check_one_device("sharded_state_dict", sharded_offsets)
+        gated = self.settings.gated_linear_unit
+        if sharded_offsets or "dp_cp_group" in (metadata or {}) or self._has_megatrons_layers():
+            return mlp_state(self, gated, prefix, sharded_offsets, metadata)
         state: dict[str, Tensor] = {}
         for name, tensor in self.state_dict(prefix=prefix).items():
             part, _, own = name.removeprefix(prefix).partition(".")
             layer = getattr(self, part, None)
             axis = getattr(layer, "cut", {}).get(own)
             mesh = None if axis is None else _mesh_of(layer)
-            if self.settings.gated_linear_unit and part == "linear_fc1":
+            if gated and part == "linear_fc1":
                 state.update(apply_swiglu_sharded_factory(name, tensor, mesh=mesh).build())
             else:
                 state[name] = tensor if axis is None else on_mesh(tensor.detach(), mesh, axis)
         return state
 
+    def _has_megatrons_layers(self) -> bool:
+        layers = (layer for layer in self.children() if not isinstance(layer, Linear))
+        return any(hasattr(layer, "sharded_state_dict") for layer in layers)
+
 
 def _mesh_of(layer: Any) -> DeviceMesh:
     """Return the group of a tensor-parallel layer as a mesh."""
-    return DeviceMesh.from_group(layer.shares.group, layer.weight.device.type)
+    return DeviceMesh.from_group(layer.shares.process_group, layer.weight.device.type)
 
 
 def _column(hidden_states: Tensor, per_token_scale: Tensor | None) -> Tensor | None:

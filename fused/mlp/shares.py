@@ -17,7 +17,7 @@ class Shares:
     """One rank's share of a layer.
 
     Args:
-        group: the process group.
+        group: the ranks, any object with ``size()`` and ``rank()``.
         ranks, rank: the number of ranks, and the index of this one.
         parts: the number of equal parts packed along the features; each part is sharded.
     """
@@ -41,6 +41,20 @@ class Shares:
             packed = f" in {parts} packed parts" if parts > 1 else ""
             raise ValueError(f"{op}: {size} {what}{packed} cannot be shared evenly by {ranks} ranks")
         return cls(group, ranks, group.rank(), parts)
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """Return the group for a collective.
+
+        Raises:
+            TypeError: if it is no group of torch.
+        """
+        if not isinstance(self.group, dist.ProcessGroup):
+            raise TypeError(
+                f"the tensor-parallel group is a {type(self.group).__name__} of {self.ranks} ranks, which is enough to "
+                "build and save their layers, but not to communicate; give a torch.distributed.ProcessGroup"
+            )
+        return self.group
 
     def cut(self, whole: Tensor, axis: int) -> Tensor:
         """Return this rank's shard of a full tensor."""
@@ -101,19 +115,19 @@ class _OwnPart(torch.autograd.Function):
 
 def _side_by_side(x: Tensor, shares: Shares) -> Tensor:
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(shares.ranks)]
-    dist.all_gather(parts, x.contiguous(), group=shares.group)
+    dist.all_gather(parts, x.contiguous(), group=shares.process_group)
     return torch.cat(parts, -1)
 
 
-def copied(x: Tensor, group: Any) -> Tensor:
+def copied(x: Tensor, shares: Shares) -> Tensor:
     """Return the replicated `x`, and all-reduce its gradients."""
-    result: Tensor = _Copied.apply(x, group)
+    result: Tensor = _Copied.apply(x, shares.process_group)
     return result
 
 
-def summed(x: Tensor, group: Any) -> Tensor:
+def summed(x: Tensor, shares: Shares) -> Tensor:
     """All-reduce `x` over the ranks, and pass the gradient unchanged."""
-    result: Tensor = _Summed.apply(x, group)
+    result: Tensor = _Summed.apply(x, shares.process_group)
     return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,9 @@ def made(kind: str, group: Any = None) -> MLP:
     for layer, axis in ((mlp.linear_fc1, 0), (mlp.linear_fc2, None)):
         whole = torch.linspace(-1, 1, 32 if gated and axis == 0 else 16 if axis == 0 else 8)
         with torch.no_grad():
-            layer.bias.copy_(whole if group is None or axis is None else layer.shares.cut(whole, axis))
+            layer.bias.copy_(
+                whole if group is None or group.size() == 1 or axis is None else layer.shares.cut(whole, axis)
+            )
     return mlp
 
 
@@ -90,13 +93,45 @@ def test_without_the_factory_the_halves_mix() -> None:
     assert share.tolist() == [0, 1, 4, 5] and share.tolist() != whole[:4].tolist()
 
 
+class Ranks:
+    """A group of no more than a size and a rank."""
+
+    def __init__(self, size: int, rank: int = 0) -> None:
+        self.numbers = size, rank
+
+    def size(self) -> int:
+        return self.numbers[0]
+
+    def rank(self) -> int:
+        return self.numbers[1]
+
+
 def test_uneven_sizes_are_refused() -> None:
-    class Three:
-        def size(self) -> int:
-            return 3
-
-        def rank(self) -> int:
-            return 0
-
     with pytest.raises(ValueError, match="16 outputs cannot be shared evenly by 3 ranks"):
-        MLP(TransformerConfig(8, ffn_hidden_size=16), tp_group=Three())
+        MLP(TransformerConfig(8, ffn_hidden_size=16), tp_group=Ranks(3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_need_not_be_one_of_torch(kind: str) -> None:
+    """Not for one rank, and for several not to have their weights."""
+    for ours, theirs in zip(run(made(kind, Ranks(1))), run(made(kind)), strict=True):
+        assert torch.equal(ours, theirs)
+    whole = made(kind)
+    for rank in range(2):
+        own = made(kind, Ranks(2, rank))
+        assert torch.equal(own.linear_fc1.weight, own.linear_fc1.shares.cut(whole.linear_fc1.weight, 0))
+        assert torch.equal(own.linear_fc2.weight, whole.linear_fc2.weight.chunk(2, 1)[rank])
+        for use in (run, MLP.sharded_state_dict):
+            with pytest.raises(
+                TypeError, match=r"group is a Ranks of 2 ranks.* give a torch\.distributed\.ProcessGroup"
+            ):
+                use(own)
+
+
+def test_the_group_of_a_collection() -> None:
+    groups = SimpleNamespace(tp=Ranks(2), expt_tp=Ranks(4))
+    config = TransformerConfig(8, ffn_hidden_size=16)
+    assert MLP(config, pg_collection=groups).linear_fc1.weight.shape == (8, 8)
+    assert MLP(config, None, True, None, 16, pg_collection=groups).linear_fc1.weight.shape == (4, 8)
+    assert MLP(config, tp_group=Ranks(1), pg_collection=groups).linear_fc1.weight.shape == (16, 8)
+    assert MLP(config, pg_collection=SimpleNamespace()).linear_fc1.weight.shape == (16, 8)
