@@ -27,7 +27,7 @@ class MLPSubmodules:
 
     Args:
         linear_fc1, linear_fc2: the two layers, by default on plain torch.
-        activation_func: an activation including the gating, or None for the one of the config.
+        activation_func: an activation including the gating, used if ``config.use_te_activation_func``.
     """
 
     linear_fc1: LinearFc1Builder = column_parallel_linear
@@ -86,6 +86,7 @@ class MLP(nn.Module):
         ffn = settings.ffn_size if ffn_hidden_size is None else ffn_hidden_size
         if tp_group is None:
             tp_group = getattr(pg_collection, "expt_tp" if is_expert else "tp", None)
+        self.tp_group = tp_group
         halves = 2 if settings.gated_linear_unit else 1
         first, second = settings.initializers()
         common: dict[str, Any] = {
@@ -104,7 +105,8 @@ class MLP(nn.Module):
             stride=halves,
             **common,
         )
-        self.activation_func: Any = None if parts.activation_func is None else parts.activation_func(config=config)
+        own = parts.activation_func if settings.use_te_activation_func else None
+        self.activation_func: Any = settings.activation_func if own is None else own(config=config)
         self.linear_fc2: Any = parts.linear_fc2(
             ffn,
             settings.hidden_size,
@@ -156,11 +158,11 @@ class MLP(nn.Module):
         """
         scale = _column(hidden_states, per_token_scale)
         y, bias = _call(self.linear_fc1, hidden_states)
-        if self.activation_func is None:
-            y = activate(self.settings, y, bias, scale)
-        else:
+        if self.settings.use_te_activation_func:
             y = _call(self.activation_func, y if bias is None else y + bias)
             y = y if scale is None else (y * scale).to(y.dtype)
+        else:
+            y = activate(self.settings, y, bias, scale)
         output, output_bias = _call(self.linear_fc2, y)
         if scale is None or output_bias is None:
             return output, output_bias

@@ -40,17 +40,19 @@ class Journal:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Note which test begins."""
-        self.now = {"test": nodeid, "outcome": "passed", "subtests": 0, "failures": []}
+        self.now = {"test": nodeid, "outcome": "passed", "subtests": 0, "failures": [], "properties": {}, "reason": ""}
         self.write(started=nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Take the worst of set-up, call, subtests and tear-down."""
         context = getattr(report, "context", None)
         self.now["subtests"] += context is not None
+        self.now["properties"] = dict(report.user_properties)
         if report.when != "call" and report.outcome == "passed":
             return
         if _RANK[report.outcome] > _RANK[self.now["outcome"]] and (context is None or report.outcome == "failed"):
             self.now["outcome"] = report.outcome
+            self.now["reason"] = report.longrepr[2] if report.outcome == "skipped" else ""
         if report.outcome == "failed":
             crash = getattr(report.longrepr, "reprcrash", None)
             message = crash.message if crash else str(report.longrepr)[-2000:]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ class Run:
         failures: of each test that failed, its messages, one a subtest.
         counts: how many models were rewritten, were refused, …; empty if nothing was to be scheduled.
         reasons: why models were refused.
+        skipped: why each test was skipped that was.
+        properties: of each test, what its fixtures recorded (pytest's ``record_property``).
         seconds: wall time.
     """
 
@@ -36,6 +38,8 @@ class Run:
     failures: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    skipped: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, dict[str, Any]] = field(default_factory=dict)
     seconds: float = 0.0
 
     def read(self, journal: Path) -> None:
@@ -46,7 +50,10 @@ class Run:
                 self.outcomes[line["started"]] = "died"
             elif "test" in line:
                 self.outcomes[line["test"]] = line["outcome"]
+                self.properties[line["test"]] = line["properties"]
                 self.subtests += line["subtests"]
+                if line["reason"]:
+                    self.skipped[line["test"]] = line["reason"]
                 if line["failures"]:
                     self.failures[line["test"]] = line["failures"]
             else:
@@ -60,7 +67,13 @@ class Run:
 
 
 def run(
-    sources: Sources, tests: Sequence[str], rules: str, keyword: str = "", limit: float = 1200.0, test_limit: int = 180
+    sources: Sources,
+    tests: Sequence[str],
+    rules: str = "untouched",
+    keyword: str = "",
+    limit: float = 1200.0,
+    test_limit: int = 180,
+    options: Sequence[str] = (),
 ) -> Run:
     """Run tests until each has an outcome: after a process that died, the rest in another one.
 
@@ -71,6 +84,7 @@ def run(
         keyword: pytest's ``-k``.
         limit: seconds that one process may take.
         test_limit: seconds that one test may take.
+        options: further arguments of pytest.
     """
     result, began = Run(), time.monotonic()
     while True:
@@ -78,7 +92,16 @@ def run(
         journal = ROOT / "build" / "peers" / f"journal-{os.getpid()}.jsonl"
         journal.parent.mkdir(parents=True, exist_ok=True)
         journal.write_text("")
-        arguments = ["-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", f"--timeout={test_limit}", *tests]
+        arguments = [
+            "-q",
+            "--no-header",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            f"--timeout={test_limit}",
+            *options,
+            *tests,
+        ]
         arguments += ["-k", keyword] if keyword else []
         for done in result.outcomes:
             arguments += ["--deselect", done]
@@ -156,13 +179,11 @@ def lost(untouched: Run, scheduled: Run) -> list[str]:
     return [name for name in passed if scheduled.outcomes.get(name) != "passed"]
 
 
-def compare(sources: Sources, name: str, rules: str, keyword: str = "", limit: float = 1200.0) -> Comparison:
-    """Run the tests of architecture ``name`` twice; what is lost once more, both ways."""
-    tests = [f"tests/models/{name}/test_modeling_{name}.py"]
-    untouched, scheduled = (run(sources, tests, each, keyword, limit) for each in ("untouched", rules))
-    missing = lost(untouched, scheduled)
-    unsteady: list[str] = []
-    if missing:
-        again = lost(run(sources, missing, "untouched", limit=limit), run(sources, missing, rules, limit=limit))
-        unsteady = [each for each in missing if each not in again]
-    return Comparison(name, untouched, scheduled, [each for each in missing if each not in unsteady], unsteady)
+def compare(
+    name: str, tests: Sequence[str], untouched: Callable[[Sequence[str]], Run], changed: Callable[[Sequence[str]], Run]
+) -> Comparison:
+    """Run tests both ways, and once more what is lost."""
+    first, second = untouched(tests), changed(tests)
+    missing = lost(first, second)
+    again = lost(untouched(missing), changed(missing)) if missing else []
+    return Comparison(name, first, second, again, [each for each in missing if each not in again])

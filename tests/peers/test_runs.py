@@ -32,7 +32,11 @@ def test_fails_either_way(model):
 def test_kills_its_process():
     os._exit(3)
 
-def test_comes_after():
+def test_comes_after(record_property):
+    record_property("noted", 3)
+
+@pytest.mark.skip(reason="not today")
+def test_is_skipped():
     pass
 """
 
@@ -53,7 +57,16 @@ def named(outcomes: dict[str, str]) -> dict[str, str]:
 
 def test_every_test_has_an_outcome_though_one_kills_its_process(runs: dict[str, Run]) -> None:
     expected = dict.fromkeys(["calls_a_model", "asks_for_the_class_of_a_layer", "comes_after"], "passed")
-    assert named(runs["untouched"].outcomes) == expected | {"fails_either_way": "failed", "kills_its_process": "died"}
+    assert named(runs["untouched"].outcomes) == expected | {
+        "fails_either_way": "failed",
+        "kills_its_process": "died",
+        "is_skipped": "skipped",
+    }
+
+
+def test_reasons_and_properties_are_read(runs: dict[str, Run]) -> None:
+    assert named(runs["untouched"].skipped) == {"is_skipped": "Skipped: not today"}
+    assert [noted for noted in runs["untouched"].properties.values() if noted] == [{"noted": 3}]
 
 
 def test_what_passes_untouched_alone_is_lost(runs: dict[str, Run]) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from tests.peers.runs import Comparison, compare
+from tests.peers.runs import Comparison, compare, run
 from tests.peers.sources import BUILD, REPOSITORY, sources, version
 
 NAMES = ("gpt2", "llama", "bert", "t5", "vit", "whisper", "qwen3", "gemma3")
@@ -36,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compared = []
     print(f"{'':10} {'untouched':>10} {'scheduled':>10} {'subtests':>9} {'rewritten':>10} {'refused':>8}  lost")
     for name in names:
-        one = compare(tests, name, options.rules, options.keyword, options.limit)
+        files = [f"tests/models/{name}/test_modeling_{name}.py"]
+        how = {"keyword": options.keyword, "limit": options.limit}
+        one = compare(name, files, partial(run, tests, **how), partial(run, tests, rules=options.rules, **how))
         compared.append(one)
         print(_row(one), flush=True)
         about = {"transformers": version(), "torch": torch.__version__, "commit": tests.commit, "exact": tests.exact}

@@ -243,6 +243,15 @@ def test_an_activation_of_ones_own_does_the_gating_too():
     torch.testing.assert_close(mlp(x, scale)[0], expected(mlp, x, scale))
 
 
+def test_an_activation_of_ones_own_is_used_if_the_config_says_so():
+    """Megatron's experts are given one either way, and Megatron's subclasses call what the MLP has."""
+    parts = MLPSubmodules(activation_func=lambda *, config: torch.tanh)
+    assert MLP(config(use_te_activation_func=True), parts).activation_func is torch.tanh
+    mlp, x = filled(MLP(config(activation_func=F.silu), parts)), torch.randn(3, 2, H)
+    assert mlp.activation_func is F.silu
+    torch.testing.assert_close(mlp(x)[0] + mlp.linear_fc2.bias, expected(mlp, x))
+
+
 def test_the_two_gelus_are_told_apart():
     forms = [F.gelu, tanh_gelu, nn.GELU("tanh"), nn.GELU(), functools.partial(F.gelu, approximate="none"), squared_relu]
     assert [activation_name(form) for form in forms] == ["gelu", "gelu_tanh", "gelu_tanh", "gelu", "gelu", None]
