@@ -130,7 +130,7 @@ class Linear(nn.Module):
         Raises:
             NotImplementedError: if Megatron cannot be imported.
         """
-        return layer_state(self, self.cut, self.tp_group, prefix, sharded_offsets, metadata)
+        return layer_state(self, prefix, sharded_offsets, metadata)
 
     def extra_repr(self) -> str:
         """Return sizes and settings for ``repr``."""

@@ -6,7 +6,7 @@ Nothing here imports Megatron before such a state is asked for.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -14,21 +14,8 @@ from torch import nn
 Offsets = Sequence[tuple[int, int, int]]
 
 
-def layer_state(
-    layer: nn.Module,
-    cut: Mapping[str, int],
-    group: Any,
-    prefix: str,
-    sharded_offsets: Offsets,
-    metadata: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """Return a layer's parameters as Megatron's ``ShardedTensor`` objects, by name.
-
-    Args:
-        layer: its parameters are this rank's.
-        cut: the dimension of each sharded parameter.
-        group: the tensor-parallel ranks, any object with ``size()`` and ``rank()``; None for one.
-        prefix, sharded_offsets, metadata: as `fused.mlp.Linear.sharded_state_dict`.
+def layer_state(layer: Any, prefix: str, sharded_offsets: Offsets, metadata: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the parameters of a `fused.mlp.Linear` as Megatron's ``ShardedTensor`` objects, by name.
 
     Raises:
         NotImplementedError: if Megatron cannot be imported.
@@ -39,9 +26,9 @@ def layer_state(
     state: dict[str, Any] = utils.make_sharded_tensors_for_checkpoint(
         layer.state_dict(prefix="", keep_vars=True),
         prefix,
-        cut,
+        layer.cut,
         tuple(sharded_offsets),
-        tp_group=group,
+        tp_group=layer.tp_group,
         dp_cp_group=utils.ensure_metadata_has_dp_cp_group(metadata)["dp_cp_group"],
     )
     return state

@@ -21,6 +21,10 @@ class ProcessGroup(Protocol):
         """Return the number of ranks."""
         ...
 
+    def rank(self) -> int:
+        """Return the index of this rank."""
+        ...
+
 
 class LinearFc1Interface(Protocol):
     """Interface of the first linear layer of `MLP`, hidden to feed-forward size."""
