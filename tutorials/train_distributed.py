@@ -116,7 +116,7 @@ def scheduled(args: argparse.Namespace, mesh: DeviceMesh) -> Schedule:
 
 
 def built(args: argparse.Namespace, mesh: DeviceMesh, sch: Schedule) -> Any:
-    """This rank's part of the model with its weights: rewritten, compiled and wrapped by FSDP2 as asked for."""
+    """This rank's part of the model with its weights: rewritten, wrapped by FSDP2 and compiled as asked for."""
     if mesh["pp"].size() > 1:
         model: Any = schedule.build(sch, pipeline=Pipeline(args.microbatches))
         parts = list(model.stages)
@@ -126,13 +126,12 @@ def built(args: argparse.Namespace, mesh: DeviceMesh, sch: Schedule) -> Any:
     model.train()
     if args.rules == "before":
         rewrite(sch)
-    if args.compile:
-        for layer in sch["model.layers.*"]:
-            layer.module.compile()
     for part in parts if mesh["dp"].size() > 1 else ():
         fully_shard(part, mesh=mesh["dp"])
     if args.rules == "after":
         rewrite(sch)
+    for layer in sch["model.layers.*"] if args.compile else ():
+        layer.module.compile()
     return model
 
 

@@ -50,9 +50,7 @@ def losses(folder: Path, processes: int, *options: str) -> list[float]:
         ("--tp=2", "--checkpoint"),
         ("--pp=2", "--tp=2"),
         ("--pp=2", "--checkpoint"),
-        ("--tp=2", "--rules=before", "--checkpoint"),
-        ("--tp=2", "--rules=after", "--compile"),
-        ("--pp=2", "--rules=after", "--checkpoint"),
+        ("--tp=2", "--rules=after", "--checkpoint"),
     ],
     ids=" ".join,
 )
