@@ -177,10 +177,10 @@ def accelerate_losses(accelerator: accelerate.Accelerator, prepare: Prepare, row
 
 def accelerated(mesh: Any, sizes: dict[str, int], prepare: Prepare, expected: list[float]) -> None:
     with launched(math.prod(sizes.values())), warnings.catch_warnings():
-        warnings.simplefilter("error", schedule.FallbackWarning)
         config = accelerate.ParallelismConfig(**sizes)
         given: dict[str, Any] = {"cpu": True, "parallelism_config": config}
         if prepare is with_the_plugin:
+            warnings.simplefilter("error", schedule.FallbackWarning)
             given["fsdp_plugin"] = accelerate.FullyShardedDataParallelPlugin(
                 fsdp_version=2, auto_wrap_policy="transformer_based_wrap"
             )
