@@ -53,7 +53,8 @@ def shard(sch: Node, name: str, axis: int, parts: int = 1, replicas: int = 1, co
 
     Args:
         sch: the module.
-        name: of the parameter or buffer, such as ``"weight"`` or ``"bias"``.
+        name: of the parameter or buffer, such as ``"weight"`` or ``"bias"``; or ``"conv1d.weight"`` for one of a
+            submodule that is not called because the code of this module reads the parameter itself.
         axis: dimension to shard; negative ones count from the end.
         parts: number of equal parts packed along ``axis``, such as 3 for GPT-2's q, k and v; each is sharded.
         replicas: number of consecutive ranks that compute with the same shard, for grouped queries with fewer
@@ -65,11 +66,21 @@ def shard(sch: Node, name: str, axis: int, parts: int = 1, replicas: int = 1, co
         ShardError: no mesh, no such parameter or axis, sharded already, tied to a module that cannot be sharded,
             heads that cannot be divided among the ranks; or another shard or sync contradicts it.
     """
-    state = sharded_state(sch.tree)
+    state, (inner, _, own) = sharded_state(sch.tree), name.rpartition(".")
+    holder = sch.at(inner)
     state.remember_whole(sch.module)
-    split = _checked(sch, state, name, Split(axis, 0, parts, replicas, common))
-    refuse_inlined(sch, state, changes_shapes=True)
-    sch.commit(_edits(sch, state, name, split))
+    split = _checked(holder, state, own, Split(axis, 0, parts, replicas, common))
+    refuse_inlined(holder, state, changes_shapes=True)
+    edits = _edits(holder, state, own, split)
+    sch.commit([*edits, *_reads(sch, state, name)] if inner else edits)
+
+
+def _reads(sch: Node, state: Sharded, name: str) -> list[Edit]:
+    """Return edits to let the forward of this module read a local tensor of a submodule."""
+    refuse_rewritten(sch, sch.module)
+    before = fresh_sharding(sch.module, state.tp)
+    sharding = replace(before, reads=(*before.reads, name))
+    return [SetItem(_vars(sch.module), SHARDING, sharding), reforward(sch, sch.module, sharding, state)]
 
 
 def _checked(sch: Node, state: Sharded, name: str, asked: Split) -> Split:

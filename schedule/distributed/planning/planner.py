@@ -11,20 +11,21 @@ of any architecture or of module names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx, nn
 
 from schedule.capture.recording.recording import Call
 from schedule.capture.tracing.specialization import original_class, specialize
-from schedule.distributed.planning.factors import Factor, factors, size_of
+from schedule.distributed.planning.candidates import INNER, Candidate, candidates_of
+from schedule.distributed.planning.factors import Factor, factors
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.planning.owned import holds, is_in_any, owners, synchronized
 from schedule.distributed.planning.partial import NoReduction, PartialGradients
 from schedule.distributed.planning.plan import Plan, common_path
 from schedule.distributed.planning.plan_steps import FEATURES, HEADS, Group, ShardStep, SyncStep, steps_below
 from schedule.distributed.planning.propagation import propagate
+from schedule.distributed.planning.reads import Reads
 from schedule.distributed.planning.rehearsal import CannotRun, rehearse
 from schedule.distributed.planning.values import Layer, Propagated, nbytes
 from schedule.distributed.planning.vocabularies import Vocabularies
@@ -36,27 +37,7 @@ from schedule.patterns.values import OpNode, operands
 from schedule.util.errors import ShardError, TraceError
 from schedule.util.tensors import tensor_at
 
-_INNER = "it is not the outermost factor, and the outer ones are not picked from"
 ATTENDING = ("matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention")
-
-
-@dataclass
-class Candidate:
-    """A factor considered for sharding.
-
-    Attributes:
-        factor: the factor to shard.
-        axes: (path of a parameter, axis) → the number of packed parts in which the factor appears.
-        replicas: (path, axis) → the number of ranks that compute with the same shard.
-        common: (path, axis) → the number of last elements that are replicated on every rank.
-        refused: the reason why it cannot be sharded; "" if it can.
-    """
-
-    factor: Factor
-    axes: dict[tuple[str, int], int] = field(default_factory=dict)
-    replicas: dict[tuple[str, int], int] = field(default_factory=dict)
-    common: dict[tuple[str, int], int] = field(default_factory=dict)
-    refused: str = ""
 
 
 def find_plan(graph: fx.Graph, root: nn.Module, state: Sharded, vocabulary: bool = True) -> Plan:
@@ -72,56 +53,30 @@ class _Planner:
         self.taken: set[int] = set()  # parameters, by id: a tied one has several paths
         self.layered = {f"{layer.path}.{name}" for layer in found.layers for name in ("weight", "bias")}
         self.users = users_of(found)
-        read = [str(node.fx.target) for node in found.nodes if node.fx is not None and node.fx.op == "get_attr"]
-        self.read = {id(tensor_at(root, path)) for path in read}
+        self.reads = Reads(found, root)
 
     def plan(self, vocabulary: bool) -> Plan:
         groups: list[Group] = []
         left: dict[str, str] = {}
         lookups = {id(tensor_at(self.root, f"{layer.path}.weight")) for layer in self.found.layers if layer.lookup}
-        for candidate in sorted(self.candidates(), key=lambda one: -self.worth(one)):
+        for candidate in sorted(candidates_of(self.found), key=lambda one: -self.worth(one)):
             paths = {path for path, _ in candidate.axes}
             tensors = {id(tensor_at(self.root, path)) for path in paths}
             if tensors & self.taken or tensors <= lookups:
                 continue
             group = self.group(candidate)
             if group is None:
-                if candidate.refused != _INNER:
+                if candidate.refused != INNER:
                     left.update(dict.fromkeys(paths, candidate.refused))
                 continue
             self.taken |= tensors
             groups.append(group)
         if vocabulary:
-            whole = self.taken | self.read
+            whole = self.taken | self.reads.tensors
             found = Vocabularies(self.found, self.root, self.ranks, self.users, self.differentiable, whole)
             groups += found.groups()
             self.taken |= found.taken
         return Plan(self.ranks, groups, self.whole(left))
-
-    # -- candidates --------------------------------------------------------------------------------------
-
-    def candidates(self) -> list[Candidate]:
-        """Return the unblocked factors of parameters with all axes of each."""
-        made: dict[Factor, Candidate] = {}
-        for path, dims in self.found.tensors.items():
-            for axis, dim in enumerate(dims):
-                outer, picked, own = 1, True, factors(dim)
-                if own and own[0].leading is not None:
-                    first = factors([own[0].leading])[0]
-                    if not first.blocked:
-                        candidate = made.setdefault(first, Candidate(first))
-                        candidate.axes[path, axis] = 1
-                        beside = own[0].size - own[0].leading.size
-                        candidate.common[path, axis] = beside * size_of(own[1:])
-                for factor in own:
-                    if not factor.blocked:
-                        candidate = made.setdefault(factor, Candidate(factor))
-                        candidate.axes[path, axis] = outer
-                        if not picked:
-                            candidate.refused = _INNER
-                    picked = picked and factor.picked
-                    outer *= factor.size
-        return list(made.values())
 
     def worth(self, candidate: Candidate) -> float:
         """Return the sharded bytes for each all-reduce of the forward pass."""
@@ -191,9 +146,6 @@ class _Planner:
             owner, _, name = path.rpartition(".")
             module, replicas = self.root.get_submodule(owner), candidate.replicas.get((path, axis), 1)
             role = role_of(module, name, axis)
-            if role != OWN and id(tensor_at(self.root, path)) in self.read:
-                candidate.refused = f"{path} is read by the code of another module"
-                return None
             common = candidate.common.get((path, axis), 0)
             if role is None or ((replicas > 1 or common) and projection_of(module) is None):
                 candidate.refused = f"{type(module).__name__} cannot split axis {axis} of its {name}"
@@ -205,7 +157,12 @@ class _Planner:
                 candidate.refused = f"{path} would be summed over replicas"
                 return None
             summed = self.nbytes(path) if replicas > 1 or common else 0
-            steps.append(ShardStep(owner, name, axis, parts, replicas, common, summed))
+            step = ShardStep(owner, name, axis, parts, replicas, common, summed)
+            located = step if role == OWN else self.reads.located(step)
+            if located is None:
+                candidate.refused = f"{path} is read by the code of another module"
+                return None
+            steps.append(located)
         candidate.refused = self.unfollowed(steps)
         return None if candidate.refused else steps
 
@@ -214,7 +171,9 @@ class _Planner:
         callers: dict[nn.Module, dict[str, ShardStep]] = {}
         for step in steps:
             found = self.state.caller_of(step.path)
-            if found is not None and step.name == "weight" and self.role(step) == COLUMN:
+            if "." in step.name:
+                callers.setdefault(self.root.get_submodule(step.path), {})
+            elif found is not None and step.name == "weight" and self.role(step) == COLUMN:
                 callers.setdefault(found[0], {})[found[1]] = step
         for caller, columns in callers.items():
             whole = self.state.whole_forward(caller)
@@ -393,7 +352,7 @@ class _Planner:
                 for dim in self.found.tensors.get(path, ())
             ]
             default = "; ".join(dict.fromkeys(filter(None, reasons))) or (
-                _INNER if path in self.found.tensors else "not reached by the traced graph"
+                INNER if path in self.found.tensors else "not reached by the traced graph"
             )
             found[path] = left.get(path) or default
         return found

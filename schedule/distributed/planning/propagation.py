@@ -258,7 +258,8 @@ class _Propagation(Shapes):
 
     def convolution(self, node: OpNode) -> Value:
         given, weight, bias = (self.of(node.args[name]) for name in ("input", "weight", "bias"))
-        return self.convolved(node, given, weight, bias, node.args["groups"])
+        groups = node.args["groups"]
+        return self.convolved(node, given, weight, bias, groups.spec if isinstance(groups, OpNode) else groups)
 
     def convolved(self, node: OpNode, given: Dims | None, weight: Dims | None, bias: Dims | None, groups: Any) -> Value:
         """Propagate through a convolution of ``[batch, in, …]`` or ``[in, …]`` with a weight [out, in / groups, …]."""

@@ -48,8 +48,9 @@ _SIZE_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "setitem": ("index",),
     "full": ("0", "size"),
     "new_full": ("1", "size"),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), ("groups",)),
 }
-"""Arguments that only give shape to a result."""
+"""Arguments that only give shape to a result, and the groups of a convolution: as many as there are channels."""
 
 
 class CannotRun(ShardError):
@@ -126,13 +127,14 @@ def _sizes_of_one_rank(
 
     try:
         for step in shards:
-            owner = module.get_submodule(step.path)
-            tensor = tensor_at(owner, step.name)
+            path, _, name = f"{step.path}.{step.name}".strip(".").rpartition(".")
+            owner = module.get_submodule(path)
+            tensor = tensor_at(owner, name)
             split = Split(step.axis, tensor.shape[step.axis], step.parts, step.replicas, step.common)
             shape = list(tensor.shape)
             shape[step.axis] = split.local(ranks, 0)
             local[id(tensor)] = _data_free(tensor, recording, shape)
-            sizes = own_features(owner, step.name, split, ranks, 0)
+            sizes = own_features(owner, name, split, ranks, 0)
             update(vars(owner), {name: size for name, size in sizes.items() if name in vars(owner)})
         update(vars(module), {name: size for name, size in settings.items() if name in vars(module)})
         for child in module.modules():  # fake modes keep weak references to real tensors, which then cannot be swapped

@@ -208,6 +208,7 @@ class ModuleSharding:
         syncs: mode, with the argument if given (``"fwd_pre hidden_states"``) → :class:`Sync`.
         experts: description of the experts, if the ranks of the group have different ones.
         context: inputs of a module that works on a part of the sequence, its attention on the whole; None for others.
+        reads: sharded parameters and buffers of submodules, such as ``"conv1d.weight"``, that its own code reads.
     """
 
     group: str
@@ -216,6 +217,7 @@ class ModuleSharding:
     syncs: Mapping[str, Sync] = field(default_factory=dict)
     experts: Experts | None = None
     context: tuple[ContextInput, ...] | None = None
+    reads: tuple[str, ...] = ()
 
     def with_split(self, name: str, split: Split) -> ModuleSharding:
         """Return a copy with one more sharded parameter."""

@@ -90,7 +90,7 @@ class ShardedTensor:
                 local_part(self.sharded).copy_(local_part(fresh))
             self.sharded.grad = fresh.grad
         for module, name in self.slots:
-            _table(module, name)[name] = self.sharded
+            table_of(module, name)[name] = self.sharded
 
     def free(self) -> None:
         """Free the memory of the whole tensor. :meth:`gather` restores it."""
@@ -111,10 +111,11 @@ class ShardedTensor:
             self.whole.grad = grad
             self._freed = False
         for module, name in self.slots:
-            _table(module, name)[name] = self.whole
+            table_of(module, name)[name] = self.whole
 
 
-def _table(module: nn.Module, name: str) -> dict[str, Any]:
+def table_of(module: nn.Module, name: str) -> dict[str, Any]:
+    """Return the table of parameters or of buffers of ``module`` with ``name`` in it."""
     return module._parameters if name in module._parameters else module._buffers
 
 

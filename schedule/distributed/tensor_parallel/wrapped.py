@@ -31,6 +31,7 @@ from schedule.distributed.tensor_parallel.modules import (
     incomplete,
     input_names,
 )
+from schedule.distributed.tensor_parallel.parameters import table_of
 from schedule.util.errors import ShardError
 
 
@@ -117,25 +118,31 @@ class ShardedForward:
     def _own_share(self, module: nn.Module) -> Iterator[None]:
         """Replace parameters and buffers by this rank's plain local tensors, and restore them on exit.
 
-        What the forward itself assigns to an unsharded name stays.
+        So are sharded ones of submodules that the forward reads itself. What the forward assigns to an unsharded name
+        stays.
 
         Raises:
             ShardError: the forward assigned a sharded parameter or buffer.
         """
-        replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
-        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        sharded = {*self.sharding.splits, *self.sharding.reads}
+        replaced: list[tuple[dict[str, Any], str, str, Any, Any]] = []
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        slots = [(table, name, name) for table in tables for name in table]
+        for path in self.sharding.reads:
+            inner, _, name = path.rpartition(".")
+            slots.append((table_of(module.get_submodule(inner), name), name, path))
         try:
-            for table in tables:
-                for name, whole in list(table.items()):
-                    table[name] = self._share(name, whole)
-                    replaced.append((table, name, whole, table[name]))
+            for table, name, path in slots:
+                whole = table[name]
+                table[name] = self._share(path, whole)
+                replaced.append((table, name, path, whole, table[name]))
             yield
         finally:
-            assigned = [name for table, name, _, own in replaced if table.get(name) is not own]
-            for table, name, whole, _ in replaced:
-                if name not in assigned or name in self.sharding.splits:
+            assigned = [path for table, name, path, _, own in replaced if table.get(name) is not own]
+            for table, name, path, whole, _ in replaced:
+                if path not in assigned or path in sharded:
                     table[name] = whole
-        if not self.sharding.splits.keys().isdisjoint(assigned):
+        if not sharded.isdisjoint(assigned):
             raise ShardError(
                 f"{self.__qualname__} assigns {', '.join(assigned)}, which is sharded",
                 fix="change it in place, or leave it whole",
