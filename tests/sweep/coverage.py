@@ -53,15 +53,16 @@ at least a quarter of the weights, are sharded. *attention*, *features*: layers 
 other features such as the width of an MLP, sharded, of all layers. *column / row / whole*: projections. *shared*: of
 a layer's weights, in the layer with the least of it. *collectives*: of all layers, forward + backward, and in brackets
 one each way for an attention or an MLP, which is the least there can be; a list of several in a layer, such as experts,
-counts as one. The experts of a mixture are sharded along their width; on a mesh with a dimension `"ep"`, or with
-`experts=True`, a plan spreads whole experts instead.
+counts as one. *experts*: a plan shards the experts of a mixture along their width; on a mesh with a dimension `"ep"`,
+or with `experts=True`, it spreads whole experts over the ranks instead. That plan is simulated as well: modules of
+experts that are spread, with equal outputs and gradients, of all that are called.
 
 {summary}
 
 {reasons}
 
-| architecture | covered | attention | features | column / row / whole | shared | collectives | reason |
-|---|---|---|---|---|---|---|---|
+| architecture | covered | attention | features | column / row / whole | shared | collectives | experts | reason |
+|---|---|---|---|---|---|---|---|---|
 """
 
 NOTHING_TO_COMPARE = frozenset(
@@ -152,9 +153,12 @@ def _percent(some: Sized, every: Sized) -> str:
 def plan_summary(plans: Results) -> str:
     """Counts of the plans, in one line."""
     covered = [plan for plan in plans.values() if plan["covered"]]
+    mixtures = [plan for plan in plans.values() if plan["experts"][1]]
+    spread = [plan for plan in mixtures if plan["experts"][0] == plan["experts"][1]]
     return (
-        f"{len(plans)} text architectures, {len(covered)} covered by a tensor-parallel plan{_percent(covered, plans)}, "
-        f"{sum(map(wrong, plans.values()))} wrong."
+        f"{len(plans)} text architectures, {len(covered)} covered by a tensor-parallel plan{_percent(covered, plans)}; "
+        f"{len(mixtures)} of them mixtures of experts, {len(spread)} with the experts spread over the "
+        f"ranks{_percent(spread, mixtures)}; {sum(map(wrong, plans.values()))} wrong."
     )
 
 
@@ -172,7 +176,7 @@ def _row(result: Mapping[str, Any]) -> str:
 
 
 def _plan_row(plan: Mapping[str, Any]) -> str:
-    layers, (forward, backward) = plan["layers"], plan["collectives"]
+    layers, (forward, backward), (spread, mixtures) = plan["layers"], plan["collectives"], plan["experts"]
     return _cells(
         (
             plan["name"],
@@ -182,6 +186,7 @@ def _plan_row(plan: Mapping[str, Any]) -> str:
             f"{plan['columns']} / {plan['rows']} / {plan['whole']}",
             f"{100 * plan['share']:.0f} %",
             f"{forward} + {backward} ({plan['minimum']} + {plan['minimum']})",
+            f"{spread}/{mixtures}" if mixtures else "",
             _why(plan),
         )
     )

@@ -1,4 +1,4 @@
-"""The tensor-parallel plan of one text architecture, carried out on two simulated ranks; in a process of its own.
+"""The tensor-parallel plan of one text architecture, and that with experts spread, on two simulated ranks.
 
 An architecture counts as *covered* if the simulated ranks compute the model's outputs and gradients and if in every
 layer that is called the attention, or at least a quarter of the weights, is sharded. Its layers are the members of
@@ -13,14 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 import schedule
 from schedule.api.simulate import simulate
 from schedule.capture.examples.inputs import Inputs
-from schedule.capture.recording.recording import record
+from schedule.capture.recording.recording import Call, record
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import leaves
 from schedule.distributed.planning.plan import Plan, common_path
-from schedule.distributed.planning.plan_steps import HEADS, VOCABULARY, Group
+from schedule.distributed.planning.plan_steps import EXPERTS, HEADS, VOCABULARY, Group
+from schedule.distributed.tensor_parallel.expert_proof import has_experts
 from schedule.distributed.tensor_parallel.modules import ROW, projection_of, role_of
 from tests.sweep.models import NotBuilt, model_class
 from tests.sweep.one import Outcome, staged
@@ -52,6 +56,7 @@ class Planned(Outcome):
         deviation: largest one of an output or gradient, relative to the largest value.
         covered: see above.
         left: why weights of layers stay whole → how many.
+        experts: modules of experts that are spread over the ranks by ``experts=True``, and how many there are.
     """
 
     text: bool | None = None
@@ -67,6 +72,7 @@ class Planned(Outcome):
     deviation: float | None = None
     covered: bool = False
     left: dict[str, int] = field(default_factory=dict)
+    experts: tuple[int, int] = (0, 0)
 
 
 def check_plan(name: str, save: Callable[[Outcome], None] = lambda outcome: None) -> Planned:
@@ -77,7 +83,7 @@ def check_plan(name: str, save: Callable[[Outcome], None] = lambda outcome: None
     except NotBuilt as error:
         outcome.reasons[error.kind] = error.why
     if outcome.text is None and not outcome.reasons:
-        staged(outcome, (_planned,), save)
+        staged(outcome, (_planned, _spread), save)
     save(outcome)
     return outcome
 
@@ -91,6 +97,41 @@ def _planned(model: nn.Module, batch: Inputs, outcome: Planned) -> None:
     outcome.text = is_text(batch)
     if outcome.text:
         describe(model, batch, outcome)
+
+
+def _spread(model: nn.Module, batch: Inputs, outcome: Planned) -> None:
+    if outcome.text:
+        spread_experts(model, batch, outcome)
+
+
+def spread_experts(model: nn.Module, batch: Inputs, outcome: Planned) -> None:
+    """Plan and simulate with whole experts spread over the ranks, and note in ``outcome`` for how many that holds."""
+    found = mixtures(model, batch)
+    if not found:
+        return
+    outcome.experts = 0, len(found)
+    plan = schedule.create_schedule(copy.deepcopy(model).eval(), batch).shard_plan(RANKS, experts=True)
+    seen = simulate(model, batch, lambda sch: sch.apply_plan(plan), RANKS)
+    if not seen.equal(TOLERANCE):
+        outcome.reasons["WRONG, experts"] = f"{seen.where}: {max(seen.output, seen.gradient):.3g}"
+        return
+    outcome.experts = sum(group.kind == EXPERTS for group in plan.groups), len(found)
+    if outcome.experts[0] < len(found):
+        whole = next((path for path in found if f"experts of {path}" in plan.whole), "")
+        outcome.reasons["experts not spread"] = plan.whole.get(f"experts of {whole}", "not called")
+
+
+def mixtures(model: nn.Module, batch: Inputs) -> list[str]:
+    """Paths of the modules with the parameters of experts that are called with their indices and weights."""
+    calls = record(model, batch).calls
+    return [path for path, one in model.named_modules() if has_experts(one) and any(map(_routes, calls.get(one, [])))]
+
+
+def _routes(call: Call) -> bool:
+    """Whether a call takes indices ``[tokens, k]`` and weights of the same shape."""
+    specs = [leaf for _, leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, TensorSpec) and leaf.ndim == 2]
+    weights = {spec.shape for spec in specs if spec.dtype.is_floating_point}
+    return any(spec.dtype == torch.int64 and spec.shape in weights for spec in specs)
 
 
 def describe(model: nn.Module, batch: Inputs, outcome: Planned) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.sweep.coverage import PLANS, plan_summary
-from tests.sweep.plans import Planned, called, check_plan, describe, is_text, layers_of
+from tests.sweep.plans import Planned, called, check_plan, describe, is_text, layers_of, spread_experts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -42,6 +42,48 @@ def test_a_layer_that_stays_whole_is_not_covered() -> None:
     assert "15 cannot be shared evenly" in outcome.reasons["too much stays whole"]
 
 
+class Experts(nn.Module):
+    """Every token through every expert, with the weights of those that it chose."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count, self.up, self.down = count, *(nn.Parameter(torch.randn(count, 8, 8)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        of_expert = torch.stack([(weights * (index == one)).sum(-1, keepdim=True) for one in range(self.count)])
+        result: torch.Tensor = (of_expert * ((x @ self.up).relu() @ self.down)).sum(0)
+        return result
+
+
+class Mixture(nn.Module):
+    """A router and experts."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.embedding, self.router, self.experts = nn.Embedding(9, 8), nn.Linear(8, count), Experts(count)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids).flatten(0, 1)
+        chosen = self.router(x).softmax(-1).topk(2)
+        result: torch.Tensor = x + self.experts(x, chosen.indices, chosen.values)
+        return result
+
+
+@pytest.mark.parametrize(("count", "spread", "why"), [(4, 1, None), (3, 0, "3 experts cannot be shared evenly by 2")])
+def test_the_experts_of_a_mixture(count: int, spread: int, why: str | None) -> None:
+    outcome = Planned("mixture")
+    spread_experts(Mixture(count), {"input_ids": torch.tensor([[1, 2, 3]])}, outcome)
+    assert outcome.experts == (spread, 1)
+    assert outcome.reasons.keys() == ({"experts not spread"} if why else set())
+    assert why is None or why in outcome.reasons["experts not spread"]
+
+
+def test_a_model_without_experts() -> None:
+    outcome = Planned("stack")
+    spread_experts(Stack(), {"input_ids": torch.tensor([[1, 2, 3]])}, outcome)
+    assert outcome.experts == (0, 0) and not outcome.reasons
+
+
 def test_tokens_alone() -> None:
     assert is_text({"input_ids": [], "attention_mask": []}) and not is_text({"input_ids": [], "pixel_values": []})
 
@@ -53,6 +95,6 @@ def test_an_architecture_and_its_row(tmp_path: Path) -> None:
     plans = {"llama": vars(found)}
     line = PLANS.write(plans, 1, tmp_path / "page.md", tmp_path / "data.json")
     assert line == plan_summary(plans)
-    assert line.startswith("1 text architectures, 1 covered by a tensor-parallel plan (100.0 %), 0 wrong")
+    assert line.startswith("1 text architectures, 1 covered by a tensor-parallel plan (100.0 %); 0 of them mixtures")
     (row,) = (line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| llama"))
-    assert row == "| llama | yes | 2/2 | 2/2 | 10 / 4 / 0 | 100 % | 4 + 4 (4 + 4) |  |"
+    assert row == "| llama | yes | 2/2 | 2/2 | 10 / 4 / 0 | 100 % | 4 + 4 (4 + 4) |  |  |"

@@ -39,6 +39,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "fastspeech2_conformer_hifigan": {"model_in_dim": 16},
     "granite4_vision": {"deepstack_layer_map": [[0, 0], [1, 1]], "downsample_rate": "1/2"},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "llama4_vision_model": {"intermediate_size": 4 * WIDTH},
     "mllama_vision_model": {"vision_output_dim": 6 * WIDTH},
