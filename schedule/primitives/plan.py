@@ -91,7 +91,7 @@ def shard_plan(
     if shared is not None and context:
         return shared if shared.groups else _refuse_contexts(shared)
     graph = _flattened(sch).graph
-    plan = find_plan(graph, sch.module, state, vocabulary)
+    plan = find_plan(graph, sch.module, state, vocabulary, averages=not (sequence or parallel_loss))
     if spread is not None:
         plan = with_expert_parallel(plan, sch.module, state, spread)
     if sequence:

@@ -14,6 +14,7 @@ from schedule.distributed.planning.layouts import check_neighbors
 from schedule.distributed.tensor_parallel.callers import check_columns, shared_inputs
 from schedule.distributed.tensor_parallel.conflicts import (
     check_boundary,
+    check_means,
     check_names,
     check_output_gradient,
     check_sync,
@@ -21,6 +22,7 @@ from schedule.distributed.tensor_parallel.conflicts import (
 from schedule.distributed.tensor_parallel.edits import ForgetRun
 from schedule.distributed.tensor_parallel.modules import (
     COLUMN,
+    MEANS,
     OWN,
     SHARDING,
     ModuleSharding,
@@ -31,7 +33,7 @@ from schedule.distributed.tensor_parallel.modules import (
     sync_key,
 )
 from schedule.distributed.tensor_parallel.reshardings import check_layout, check_recorded, check_together, composed
-from schedule.distributed.tensor_parallel.state import sharded_state
+from schedule.distributed.tensor_parallel.state import fresh_sharding, sharded_state
 from schedule.primitives.registry import primitive
 from schedule.primitives.shard import reforward, refuse_inlined, refuse_rewritten
 from schedule.util.errors import ShardError, TraceError
@@ -68,6 +70,7 @@ def sync(
     bwd_pre     all_reduce           any whole output read by sharded modules: unchanged; all-reduced
     fwd_pre     all_gather           column-parallel: gathers an input sharded along ``axis``; reduce-scattered
     fwd_pre     scatter              row-parallel: this rank's part of a whole input; all-gathered
+    fwd_mean    all_reduce           any module with a sharded weight: averages its means over the ranks; all-reduced
     fwd_pre     "RSR->RRR"           any module, its weights whole or not: reshards its input; resharded back
     fwd_post    "RRR->RSR"           any module: reshards its output; resharded back
     ==========  ===================  ==============================================================
@@ -84,7 +87,8 @@ def sync(
 
     Args:
         sch: the module.
-        mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"`` or ``"bwd_post"``.
+        mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"``, ``"bwd_post"``, or ``"fwd_mean"`` for a norm over sharded
+            features.
         op_or_fn: a collective by name; a resharding; or a function of the tensor (in ``bwd_post``, of its gradient).
         axis: the dimension gathered by all_gather or split by reduce_scatter, such as 1 for the sequence.
         argument: name of an input or parameter of any module but a projection. None means, in ``bwd_post``, the inputs
@@ -98,6 +102,10 @@ def sync(
     wanted = _wanted(sch, state, mode, Sync(op_or_fn, axis, argument))
     if mode == "bwd_pre":
         _sync_output_gradient(sch, state, wanted)
+    elif mode == MEANS:
+        check_means(sch.module, sharding, wanted)
+        refuse_inlined(sch, state, changes_shapes=False)
+        _commit(sch, state, mode, wanted, sharding_of(sch.module) or fresh_sharding(sch.module, state.tp))
     elif projection_of(sch.module) is not None and wanted.argument is None:
         _sync_projection(sch, state, mode, wanted)
     elif sharding is not None and sharding.splits and is_torch_layer(sch.module):

@@ -25,7 +25,7 @@ from schedule.capture.recording.structure import leaves
 from schedule.distributed.planning.plan import Plan, common_path
 from schedule.distributed.planning.plan_steps import EXPERTS, HEADS, VOCABULARY, Group
 from schedule.distributed.tensor_parallel.expert_proof import has_experts
-from schedule.distributed.tensor_parallel.modules import ROW, projection_of, role_of
+from schedule.distributed.tensor_parallel.modules import MEANS, ROW, projection_of, role_of
 from tests.sweep.models import NotBuilt, model_class
 from tests.sweep.one import Outcome, staged
 
@@ -220,6 +220,7 @@ def _count(model: nn.Module, plan: Plan, layers: list[str], outcome: Planned) ->
     outcome.attention = sum(any(group.kind == HEADS and _in(group, layer) for group in inner) for layer in layers)
     outcome.features = sum(any(group.kind != HEADS and _in(group, layer) for group in inner) for layer in layers)
     modes = Counter(sync.mode.startswith("bwd") for group in inner for sync in group.syncs)
+    modes[True] += sum(sync.mode == MEANS for group in inner for sync in group.syncs)  # with their gradients
     outcome.collectives = modes[False], modes[True]
     outcome.minimum = len({_place(group, layer) for group in inner for layer in layers if _in(group, layer)})
     inside = {path for layer in layers for path in _weights(model.get_submodule(layer), layer)}

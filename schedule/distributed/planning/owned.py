@@ -20,8 +20,8 @@ from schedule.capture.tracing.specialization import Specialization, original_cla
 from schedule.distributed.planning.factors import Factor, factors, has, leads, take
 from schedule.distributed.planning.plan_steps import SyncStep
 from schedule.distributed.planning.propagation import propagate
-from schedule.distributed.planning.values import Propagated
-from schedule.distributed.tensor_parallel.modules import OWN, role_of
+from schedule.distributed.planning.values import Propagated, nbytes
+from schedule.distributed.tensor_parallel.modules import MEANS, OWN, role_of
 from schedule.patterns.values import OpNode, operands
 
 _LINEAR_IN_INPUT = frozenset((
@@ -93,7 +93,7 @@ def synchronized(
     for name, parameter in module._parameters.items():
         if name not in axes and parameter is not None and id(parameter) in sharded:
             return f"{name} is another name of a sharded parameter"
-    found = propagate(whole.graph, module)
+    found = propagate(whole.graph, module, averages=True)
     shared = {_factor(found, name, axis, parts) for name, (axis, parts) in axes.items()}
     known = [factor for factor in shared if factor is not None]
     if len(shared) != 1 or not known:
@@ -114,7 +114,12 @@ def synchronized(
         return "some of its outputs are whole and others are not"
     if any(sums) and len(floating) > 1:
         return "several of its outputs are partial sums"
+    averaged = [any(has(dim, factor) for dim in dims) for dims in found.averaged.values()]
+    if any(averaged) and not all(averaged):
+        return "some of its means are over sharded features and others are not"
     steps = [SyncStep(path, "fwd_post", "all_reduce", nbytes=floating[0].spec.nbytes)] if any(sums) else []
+    if averaged and all(averaged):
+        steps.append(SyncStep(path, MEANS, "all_reduce", nbytes=sum(nbytes(node.spec) for node in found.averaged)))
     return [*steps, *_gradient_steps(path, module, whole, axes, found, factor)]
 
 

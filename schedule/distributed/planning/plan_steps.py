@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from schedule.distributed.tensor_parallel.modules import ATTENTION, LEFT
+from schedule.distributed.tensor_parallel.modules import ATTENTION, LEFT, MEANS
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ class SyncStep:
 
     Attributes:
         path: the path of the module.
-        mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"`` or ``"bwd_post"``; ``"fwd_attention"`` for the keys and
-            values of a module that runs on a part of the sequence by ``context_parallel``.
+        mode: ``"fwd_pre"``, ``"fwd_post"``, ``"bwd_pre"`` or ``"bwd_post"``; ``"fwd_mean"`` for the means in a norm of
+            sharded features; ``"fwd_attention"`` for the keys and values of a module that runs on a part of the
+            sequence by ``context_parallel``.
         op: the collective, or a resharding.
         axis: the sharded dimension.
         argument: the name of the input or parameter, for a module that is not a projection.
@@ -96,6 +97,8 @@ def moved(step: ShardStep | SyncStep, ranks: int) -> int:
     if isinstance(step, SyncStep) and step.ranks is not None:
         ranks = step.ranks
     part = step.nbytes * (ranks - 1) // ranks
+    if isinstance(step, SyncStep) and step.mode == MEANS:
+        return 4 * part  # with its gradient
     if isinstance(step, ShardStep) or step.op == "all_reduce":
         return 2 * part
     if step.op == LEFT:

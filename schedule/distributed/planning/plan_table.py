@@ -9,6 +9,7 @@ from dataclasses import replace
 from rich.table import Table
 
 from schedule.distributed.planning.plan_steps import POSITIONS, Group, ShardStep, SyncStep, moved
+from schedule.distributed.tensor_parallel.modules import MEANS
 
 _COLUMNS = ("group", "size", "columns", "rows", "forward", "backward", "bytes a step")
 _BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "scatter": "all_gather"}
@@ -119,7 +120,7 @@ def _counted(steps: Iterable[SyncStep], forward: bool) -> str:
     for step in steps:
         op: str | None = step.op if step.mode.startswith("fwd") == forward else None
         if not forward and step.mode.startswith("fwd") and (step.mode, step.op) != ("fwd_post", "all_gather"):
-            op = _BACKWARD.get(step.op)
+            op = step.op if step.mode == MEANS else _BACKWARD.get(step.op)
         if op is not None:
             counts[op] = counts.get(op, 0) + 1
     return ", ".join(f"{count} {op}" for op, count in counts.items()) or "-"

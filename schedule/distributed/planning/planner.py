@@ -40,9 +40,19 @@ from schedule.util.tensors import tensor_at
 ATTENDING = ("matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention")
 
 
-def find_plan(graph: fx.Graph, root: nn.Module, state: Sharded, vocabulary: bool = True) -> Plan:
-    """Return the plan for ``graph``, traced from ``root`` with its calls flattened."""
-    return _Planner(propagate(graph, root), root, state).plan(vocabulary)
+def find_plan(
+    graph: fx.Graph, root: nn.Module, state: Sharded, vocabulary: bool = True, averages: bool = False
+) -> Plan:
+    """Return the plan for ``graph``, traced from ``root`` with its calls flattened.
+
+    Args:
+        graph: the graph.
+        root: the module.
+        state: the tensor-parallel state with the recorded run.
+        vocabulary: whether to shard embeddings by rows, and projections onto the vocabulary.
+        averages: whether norms may be over sharded features, their means averaged over the ranks.
+    """
+    return _Planner(propagate(graph, root, averages=averages), root, state).plan(vocabulary)
 
 
 class _Planner:
@@ -80,7 +90,7 @@ class _Planner:
 
     def worth(self, candidate: Candidate) -> float:
         """Return the sharded bytes for each all-reduce of the forward pass."""
-        sums = sum(self.sums(node, candidate.factor) for node in self.found.contracted)
+        sums = sum(self.sums(node, candidate.factor) for node in (*self.found.contracted, *self.found.averaged))
         return sum(self.nbytes(path) for path, _ in candidate.axes) / max(sums, 1)
 
     def nbytes(self, path: str) -> int:
@@ -201,7 +211,8 @@ class _Planner:
 
     def sums(self, node: OpNode, factor: Factor) -> bool:
         """Check whether ``node`` sums over the factor."""
-        return any(factor in factors(dim) for dim in self.found.contracted.get(node, ()))
+        dims = (*self.found.contracted.get(node, ()), *self.found.averaged.get(node, ()))
+        return any(factor in factors(dim) for dim in dims)
 
     def syncs(self, candidate: Candidate) -> list[SyncStep] | None:
         """Return the sync steps of a candidate, or None with the reason in ``candidate.refused``."""

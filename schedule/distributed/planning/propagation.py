@@ -37,6 +37,7 @@ def propagate(
     free: Collection[str] = (),
     returned: bool = False,
     gathers: bool = False,
+    averages: bool = False,
 ) -> Propagated:
     """Follow the factors of every dimension through ``graph``.
 
@@ -48,9 +49,10 @@ def propagate(
         free: inputs that need not be replicated on every rank.
         returned: whether the outputs need not be replicated.
         gathers: whether attention gathers its keys and values along the sequence, and takes rows of its mask.
+        averages: whether means of shards are averaged over the ranks.
     """
     run = _Propagation(root, apart, free, returned)
-    run.gathers = gathers
+    run.gathers, run.averages = gathers, averages
     for node in normalize(graph, dict(root.named_modules(remove_duplicate=False))).nodes:
         run.visit(node)
     return run.found
@@ -93,7 +95,9 @@ class _Propagation(Shapes):
             return self.unknown(node)
         over = [int(one) % len(source) for one in (dim if isinstance(dim, tuple) else (dim,)) if isinstance(one, int)]
         over = over or list(range(len(source)))
-        for at in over:
+        if node.op == "mean" and self.averages:
+            self.found.averaged[node] = [source[at] for at in over]
+        for at in over if node not in self.found.averaged else ():
             block(source[at], f"{node.op} works along it")
         keeps_dims = (spec if isinstance(spec, TensorSpec) else spec[0]).ndim == len(source)
         out = [[] if at in over else one for at, one in enumerate(source) if keeps_dims or at not in over]

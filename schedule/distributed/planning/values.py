@@ -55,6 +55,7 @@ class Propagated:
         tensors: path of each parameter and buffer → factors of its axes.
         layers: the projections, convolutions and embeddings called.
         contracted: operation → the dimensions over which it sums such that partial sums can be all-reduced.
+        averaged: mean → the dimensions over which it is, if the means of shards may be averaged over the ranks.
     """
 
     nodes: list[OpNode] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Propagated:
     tensors: dict[str, Dims] = field(default_factory=dict)
     layers: list[Layer] = field(default_factory=list)
     contracted: dict[OpNode, Dims] = field(default_factory=dict)
+    averaged: dict[OpNode, Dims] = field(default_factory=dict)
 
 
 class Values:
@@ -70,10 +72,12 @@ class Values:
     Attributes:
         handlers: operation → the method that propagates through it.
         gathers: whether attention gathers its keys and values along the sequence, so that queries may be a part of it.
+        averages: whether means of shards are averaged over the ranks, so that means may be over sharded dimensions.
     """
 
     handlers: ClassVar[Mapping[str, Callable[[Any, OpNode], Value]]] = {}
     gathers = False
+    averages = False
 
     def __init__(self, root: nn.Module, apart: Collection[str], free: Collection[str], returned: bool) -> None:
         self.root, self.apart, self.free, self.returned = root, apart, free, returned

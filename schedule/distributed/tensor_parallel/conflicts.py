@@ -12,6 +12,7 @@ from schedule.distributed.tensor_parallel.modules import (
     COLUMN,
     CONVOLUTIONS,
     LEFT,
+    MEANS,
     OWN,
     ROW,
     ModuleSharding,
@@ -136,7 +137,7 @@ def _check_packed(module: nn.Module, name: str, split: Split, ranks: int, projec
 
 # -- what may be synchronized -------------------------------------------------------------------------------
 
-MODES = ("fwd_pre", "fwd_post", "bwd_pre", "bwd_post")
+MODES = ("fwd_pre", "fwd_post", "bwd_pre", "bwd_post", MEANS)
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "scatter")  # and "dtensor", of projections alone
 
 _GATHER_INSTEAD = 'sync("fwd_post", "all_gather"), or leave the outputs to a row-parallel module'
@@ -283,6 +284,27 @@ def check_output_gradient(module: nn.Module, sharding: ModuleSharding | None, sy
         raise ShardError("bwd_pre has all_reduce already", fix="undo that sync first")
     if role in (COLUMN, CHANNEL):
         raise ShardError("each rank has the gradient of its own outputs", fix="leave it out")
+
+
+def check_means(module: nn.Module, sharding: ModuleSharding | None, sync: Sync) -> None:
+    """Raise if the means in the forward of ``module`` are not over sharded features, to be all-reduced.
+
+    Raises:
+        ShardError: gives the reason and the fix.
+    """
+    if sync.op != "all_reduce" or sync.argument is not None or sync.axis is not None:
+        raise ShardError("means are averaged over the ranks", fix=f'sync("{MEANS}", "all_reduce")')
+    if (
+        sharding is None
+        or sharding.role(module) != OWN
+        or any(split.size % sharding.ranks for split in sharding.splits.values())
+    ):
+        raise ShardError(
+            f"a {original_class(module).__name__} has no parameters in equal shards, and so its features are whole",
+            fix="shard its weight first",
+        )
+    if MEANS in sharding.syncs:
+        raise ShardError(f"{MEANS} has all_reduce already", fix="undo that sync first")
 
 
 def check_sync(module: nn.Module, sharding: ModuleSharding | None, mode: str, sync: Sync) -> None:

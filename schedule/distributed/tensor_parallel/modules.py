@@ -32,6 +32,8 @@ LEFT = "dtensor"
 """The collective that is none: outputs stay where they are, in a DTensor."""
 ATTENTION = "fwd_attention"
 """The mode of the all-gather of keys and values inside a module."""
+MEANS = "fwd_mean"
+"""The mode of the all-reduces of means over sharded features inside a module, and of their gradients."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -236,7 +238,7 @@ class ModuleSharding:
 
     def reduces_gradients(self, module: nn.Module) -> bool:
         """Return whether gradients of some input of ``module`` are reduced over the ranks."""
-        inputs = [sync for key, sync in self.syncs.items() if not key.startswith(OUTPUTS)]
+        inputs = [sync for key, sync in self.syncs.items() if not key.startswith((*OUTPUTS, MEANS))]
         return any(s.op in ("all_reduce", "all_gather") and s.argument not in module._parameters for s in inputs)
 
 

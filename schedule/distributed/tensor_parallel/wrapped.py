@@ -19,9 +19,11 @@ from schedule.distributed.communication.chunks import chunk_bounds
 from schedule.distributed.communication.groups import group_rank, group_size
 from schedule.distributed.tensor_parallel.contexts import AttentionOverRanks, own_part, refuse_objects
 from schedule.distributed.tensor_parallel.experts import Experts, dispatched
+from schedule.distributed.tensor_parallel.means import MeansOverRanks
 from schedule.distributed.tensor_parallel.modules import (
     COLUMN,
     CONVOLUTIONS,
+    MEANS,
     OUTPUTS,
     OWN,
     ROW,
@@ -49,8 +51,9 @@ class ShardedForward:
         self.missing = incomplete(module, sharding)
         own = {name for table in (module._parameters, module._buffers) for name in table}
         syncs = sorted(sharding.syncs.items(), key=lambda each: each[0].startswith("bwd"))  # nearest the forward
-        self.inputs = [(s, k.split()[0]) for k, s in syncs if not k.startswith(OUTPUTS) and s.argument not in own]
-        self.partial = tuple(s.argument for k, s in syncs if not k.startswith(OUTPUTS) and s.argument in own)
+        given = [(sync, key) for key, sync in syncs if not key.startswith((*OUTPUTS, MEANS))]
+        self.inputs = [(sync, key.split()[0]) for sync, key in given if sync.argument not in own]
+        self.partial = tuple(sync.argument for sync, _ in given if sync.argument in own)
         self.output, self.result = (sharding.syncs.get(mode) for mode in OUTPUTS)
         self._names = input_names(module)
         self.__qualname__ = f"{self.cls.__qualname__}.forward"
@@ -83,7 +86,8 @@ class ShardedForward:
             given = partial(own_part, steps=one.steps, axis=one.axis, group=self.sharding.group)
             args, kwargs = self._with_argument(one.argument, given, args, kwargs)
         context = nullcontext() if self.sharding.context is None else AttentionOverRanks(self.sharding.group)
-        with self._own_share(module), context:
+        means = MeansOverRanks(self.sharding.group) if MEANS in self.sharding.syncs else nullcontext()
+        with self._own_share(module), context, means:
             if self.role == ROW and isinstance(module, nn.Embedding):
                 result = self._looked_up(module, *args, **kwargs)
             elif self.sharding.experts is not None:
