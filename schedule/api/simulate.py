@@ -21,6 +21,7 @@ from schedule.distributed.communication.mesh import SimulatedMesh
 from schedule.distributed.planning.plan import Plan
 from schedule.distributed.tensor_parallel.modules import sharding_of
 from schedule.util.errors import ScheduleError, ShardError
+from schedule.util.generators import generators_restored
 from schedule.util.named_values import limit_of
 from schedule.util.user_code import UserCodeError, user_code
 
@@ -60,15 +61,23 @@ def simulate(
         batch: inputs of the model.
         apply: function to shard and synchronize a schedule with a simulated mesh.
         ranks: number of ranks.
-        training: run in training mode; the model must then draw no random numbers.
+        training: run in training mode. Random numbers must then be drawn for whole tensors only, as on every rank.
 
     Raises:
         ShardError: ``apply`` fails, a rank raises, or the ranks run different collectives.
     """
+    with generators_restored(model):
+        return _simulated(model, batch, apply, ranks, training)
+
+
+def _simulated(
+    model: nn.Module, batch: Any, apply: Callable[[Schedule], Any], ranks: int, training: bool
+) -> Simulation:
     group = SimulatedRanks(ranks, LIMIT)
     copies = [copy.deepcopy(model).train(training) for _ in range(ranks)]
-    for rank, own in enumerate(copies):
-        apply(create_schedule(own, batch, SimulatedMesh(group, rank)))
+    with generators_restored(model):
+        for rank, own in enumerate(copies):
+            apply(create_schedule(own, batch, SimulatedMesh(group, rank)))
     whole = copy.deepcopy(model).train(training)
     expected = _step(whole, batch, lambda: None)
     at = [0]
@@ -126,9 +135,8 @@ def _on_threads(group: SimulatedRanks, steps: Sequence[Callable[[], Any]]) -> li
     errors: list[Exception | None] = [None] * len(steps)
 
     def work(rank: int) -> None:
-        group.enter(rank)
         try:
-            with user_code():
+            with group.running(rank), user_code():
                 results[rank] = steps[rank]()
         except (ScheduleError, UserCodeError) as failed:  # raised again below
             errors[rank] = failed.error if isinstance(failed, UserCodeError) else failed

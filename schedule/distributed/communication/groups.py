@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from fused.torch_internals.process_groups import group_size_by_name, process_group_by_name
 from schedule.distributed.communication.agreement import agree
 from schedule.util.errors import ShardError
+from schedule.util.generators import generator_states, restore_generators
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
@@ -39,7 +41,10 @@ class Collective:
 
 
 class SimulatedRanks:
-    """Ranks simulated as threads of one process, each of them calling :meth:`enter` first.
+    """Ranks simulated as threads of one process, each of them within :meth:`running`.
+
+    They run one at a time, from one collective to the next. Each draws the random numbers that a process of its own
+    with the same seeds would draw.
 
     Args:
         size: number of ranks.
@@ -53,6 +58,8 @@ class SimulatedRanks:
         self._barrier = threading.Barrier(size, timeout=limit)
         self._given: list[tuple[str, Tensor] | None] = [None] * size
         self._own = threading.local()
+        self._turn = threading.Lock()
+        self._states = [generator_states()] * size
         _simulated[self.name] = self
 
     @property
@@ -60,9 +67,23 @@ class SimulatedRanks:
         """Rank of the current thread."""
         return int(getattr(self._own, "rank", 0))
 
-    def enter(self, rank: int) -> None:
-        """Set the rank of the current thread."""
+    @contextmanager
+    def running(self, rank: int) -> Iterator[None]:
+        """Run the block as one rank in the current thread."""
         self._own.rank = rank
+        self._resume()
+        try:
+            yield
+        finally:
+            self._pause()
+
+    def _resume(self) -> None:
+        self._turn.acquire()
+        restore_generators(self._states[self.rank])
+
+    def _pause(self) -> None:
+        self._states[self.rank] = generator_states()
+        self._turn.release()
 
     def leave(self) -> None:
         """Abort the barrier because a rank has exited and the others need not wait for it."""
@@ -75,6 +96,7 @@ class SimulatedRanks:
             ShardError: the ranks are at different collectives, or one does not arrive in time.
         """
         self._given[self.rank] = (op, tensor.detach())
+        self._pause()
         try:
             self._barrier.wait()
             given = [one for one in self._given if one is not None]
@@ -84,6 +106,8 @@ class SimulatedRanks:
                 f"rank {self.rank} waits in {op} of {list(tensor.shape)} for another that does not come",
                 fix="look for what the other rank raised, or why it takes another way",
             ) from None
+        finally:
+            self._resume()
         if len({name for name, _ in given}) > 1:
             seen = "; ".join(f"rank {i}: {name} of {list(one.shape)}" for i, (name, one) in enumerate(given))
             raise ShardError(f"the ranks are at different collectives: {seen}", fix="schedule all ranks the same way")
