@@ -12,7 +12,7 @@ from schedule.distributed.communication.mesh import expert_parallel, expert_rank
 from schedule.distributed.tensor_parallel.edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
 from schedule.distributed.tensor_parallel.expert_proof import experts_of
 from schedule.distributed.tensor_parallel.modules import SHARDING, ModuleSharding, Split, sharding_of
-from schedule.distributed.tensor_parallel.parameters import ShardedTensor, owners
+from schedule.distributed.tensor_parallel.parameters import ShardedTensor, check_untied
 from schedule.distributed.tensor_parallel.state import sharded_state
 from schedule.primitives.registry import primitive
 from schedule.primitives.shard import reforward, refuse_inlined, refuse_rewritten
@@ -82,6 +82,5 @@ def _refuse_changed(sch: Node, module: nn.Module) -> None:
             raise ShardError(
                 f"{name} is a DTensor already: {parameter.placements}", fix="shard first, then fully_shard"
             )
-        if len(owners(sch.tree.root, parameter)) > 1:
-            raise ShardError(f"{name} is tied to another parameter", fix="untie them first")
+    check_untied(sch.tree.root, module)
     refuse_rewritten(sch, module)

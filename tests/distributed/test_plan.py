@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import schedule
 from schedule.api.simulate import simulate
@@ -16,6 +16,7 @@ from schedule.distributed.planning.plan import Plan
 from schedule.distributed.planning.plan_steps import moved
 from schedule.util.errors import NotApplicable, ShardError
 from tests.distributed.blocks import Gated, Mlp
+from tests.distributed.test_experts import experts_alone, routed
 from tests.zoo import batch, build
 
 COLLECTIVES = {"gpt2": (4, 4), "bert": (4, 4), "opt": (4, 4), "llama": (4, 4), "gptj": (4, 4), "vit": (4, 4)}
@@ -165,3 +166,23 @@ def test_refusals() -> None:
     plan = sch.shard_plan(4)
     with pytest.raises(ShardError, match="for 4 ranks and the mesh has 2"):
         simulate(build("gpt2"), batch("gpt2"), lambda one: one.apply_plan(plan), 2)
+
+
+class TiedExperts(nn.Module):
+    """Experts with a weight that has a second name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.other = experts_alone(), nn.Module()
+        self.other.register_parameter("weight", self.experts.down_proj)
+
+    def forward(self, *given: Tensor) -> Tensor:
+        result: Tensor = self.experts(*given)
+        return result
+
+
+def test_tied_experts_are_not_spread() -> None:
+    batch = routed([[0, 1], [2, 3]])
+    plan = schedule.create_schedule(TiedExperts(), batch).shard_plan(2, experts=True)
+    assert plan.whole["experts of experts"] == "down_proj is tied to another parameter"
+    assert simulate(TiedExperts(), batch, lambda sch: sch.apply_plan(plan), 2).equal()

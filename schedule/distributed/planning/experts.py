@@ -13,6 +13,7 @@ from schedule.distributed.planning.plan import Plan
 from schedule.distributed.planning.plan_steps import EXPERTS, Group, ShardStep, SyncStep
 from schedule.distributed.tensor_parallel.expert_proof import experts_of, has_experts
 from schedule.distributed.tensor_parallel.experts import Experts
+from schedule.distributed.tensor_parallel.parameters import check_untied
 from schedule.distributed.tensor_parallel.state import Sharded
 from schedule.util.errors import ShardError
 
@@ -37,6 +38,7 @@ def with_expert_parallel(plan: Plan, root: nn.Module, state: Sharded, ranks: int
         try:
             experts = experts_of(module, state.whole_calls[module], ranks)
             _check_apart(before, path)
+            check_untied(root, module)
         except ShardError as error:
             whole[f"experts of {path}"] = error.why
             continue

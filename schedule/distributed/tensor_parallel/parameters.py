@@ -14,6 +14,7 @@ from fused.sharding import full_tensor, local_part
 from fused.torch_internals.sharded import StridedShard
 from schedule.distributed.communication.chunks import part_of
 from schedule.distributed.communication.mesh import TensorParallel
+from schedule.util.errors import ShardError
 
 Owner = tuple[nn.Module, str]
 
@@ -26,6 +27,17 @@ def owners(root: nn.Module, tensor: Tensor) -> list[Owner]:
         for name, parameter in module._parameters.items()
         if parameter is tensor
     ]
+
+
+def check_untied(root: nn.Module, module: nn.Module) -> None:
+    """Raise if a parameter of ``module`` has another location below ``root``.
+
+    Raises:
+        ShardError: names the parameter.
+    """
+    for name, parameter in module._parameters.items():
+        if parameter is not None and len(owners(root, parameter)) > 1:
+            raise ShardError(f"{name} is tied to another parameter", fix="untie them first")
 
 
 def placement(axis: int, parts: int) -> Placement:
