@@ -153,7 +153,11 @@ class SymbolicSizes:
             return function(*args, **kwargs)
 
     def expressed(self, size: Any) -> Any:
-        """Return a size of a result as arithmetic on the given numbers."""
+        """Return a size of a result as arithmetic on the given numbers.
+
+        Raises:
+            KeyError: data decide it.
+        """
         return self._interpreted(size.node.expr) if isinstance(size, torch.SymInt) else size
 
     def conditions(self) -> Iterator[Any]:

@@ -21,7 +21,7 @@ from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.capture.tracing.trace import Sizes
 
-_FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError)
+_FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 
 
 class _Unknown(Exception):

@@ -1,8 +1,8 @@
 """Replay of submodule calls when a check inside a graph fails, so that none has its effects twice.
 
 The original forward then reaches the same submodules again. They are not called, because what a call does besides its
-result cannot be known: it may run a hook, update state or fill a cache. The first output is returned. Only a plain
-layer of torch is called again, if its input or output was changed in place in the meantime.
+result cannot be known: it may run a hook, update state or fill a cache. The first output is returned. Only plain
+layers of torch are called again: fused ops may have computed some of their calls, so which of them are left is unknown.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[No
     left: dict[nn.Module, deque[Made]] = {}
     for each in made:
         module = root.get_submodule(each.path)
-        if each.lasting or not _is_repeatable(module, each):
+        if not _is_repeatable(module, each):  # others may also be part of fused ops, which are not in `made`
             left.setdefault(module, deque()).append(each)
     if not left:
         return nullcontext()
