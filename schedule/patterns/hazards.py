@@ -42,7 +42,7 @@ class Hazards:
         return shared.union(*(self._same_attribute(node) for node in shared if node.op == "get_attr"))
 
     def _same_attribute(self, node: fx.Node) -> frozenset[fx.Node]:
-        """Return all nodes of the graph that read a tensor that ``node`` leads to, by this path or another."""
+        """Return all nodes of the graph with a tensor of ``node``, read by this path or another."""
         if node not in self._attributes:
             reads = {each: self._keys(each) for each in node.graph.find_nodes(op="get_attr")}
             by_key: dict[Hashable, set[fx.Node]] = {}
@@ -53,7 +53,7 @@ class Hazards:
         return self._attributes[node]
 
     def _keys(self, node: fx.Node) -> set[Hashable]:
-        """Return what all names of a tensor, and of views of it, have in common, for each that the graph reads here."""
+        """Return a key for each tensor read here, common to all names of it and of its views."""
         return {*map(storage_of, _tensors_read(node, self._value(str(node.target))))} or {str(node.target)}
 
     def _value(self, target: str) -> Any:
@@ -108,7 +108,7 @@ class Hazards:
 
 
 def _tensors_read(node: fx.Node, value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a graph reads from ``value``, at ``node``, through attributes and items."""
+    """Yield the tensors read by a graph from ``value``, at ``node``, through attributes and items."""
     if isinstance(value, torch.Tensor):
         yield value
         return

@@ -38,7 +38,7 @@ def same_shape(node: fx.Node) -> bool:
 
 
 def settings_of(node: fx.Node) -> tuple[Any, ...]:
-    """Return what a call is given besides its first argument, by position or by name."""
+    """Return the arguments of a call besides the first, by position or by name."""
     return (*node.args[1:], *node.kwargs.values())
 
 

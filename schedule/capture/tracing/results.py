@@ -82,7 +82,7 @@ class Written:
         return self._tracer.outside_container(value, self._returned) if is_container else self._tracer.node_of(value)
 
     def _assigned(self, value: Any) -> fx.Node | None:
-        """Return the node of a list that the forward has assigned to an attribute, if other code may find it there."""
+        """Return the node of a list assigned to an attribute by the forward, if other code may find it there."""
         lists = self._tracer.evaluator.assignments.lists
         return lists.node(value) if lists.is_seen(value) or not self._returned else None
 

@@ -1,4 +1,4 @@
-"""Nodes for parameters, buffers and other objects that a forward reads from attributes of modules.
+"""Nodes for parameters, buffers and other objects, read by a forward from attributes of modules.
 
 Tensors and objects are read at each call along the path that the forward takes to them, through plain objects and
 containers too: ``self.rotary.tables[0]``. A graph reads them where the forward does, if other code runs before it uses
@@ -37,7 +37,7 @@ class _Tracer(Trace, Protocol):
 
 
 class StateNodes:
-    """Nodes that read state of modules, for one trace.
+    """Nodes to read state of modules, for one trace.
 
     Args:
         tracer: the trace.
@@ -49,7 +49,7 @@ class StateNodes:
         self._same_until: dict[fx.Node, fx.Node | None] = {}
 
     def object(self, value: Any) -> fx.Node | None:
-        """Return a node to read an object that the forward found in attributes of modules, else None."""
+        """Return a node to read an object found in attributes of modules, else None."""
         source = None if is_atom(value) or isinstance(value, nn.Module) else self._tracer.evaluator.found_at(value)
         if source is None:
             return None
@@ -80,7 +80,7 @@ class StateNodes:
         return self._tracer.emit(operator.getitem, (base, source.key)) if is_atom(source.key) else None
 
     def tensor(self, tensor: torch.Tensor) -> fx.Node:
-        """Return a node to read ``tensor`` where the forward did so first.
+        """Return a node to read ``tensor``, placed at its first read by the forward.
 
         Raises:
             TraceError: no path through attributes of modules leads to it.
@@ -119,7 +119,7 @@ class StateNodes:
         return id(tensor) in self._sources
 
     def check_tensor(self, tensor: torch.Tensor, node: fx.Node) -> None:
-        """Write a check that a tensor read again after other code has run is the one at ``node``."""
+        """Write a check for a tensor read again after other code has run: it is still the one at ``node``."""
         _, last = self._later.place(tensor)
         if self._same_until.get(node, last) is not last:
             self._same_until[node] = last

@@ -1,4 +1,4 @@
-"""Lists that a forward makes, assigns to attributes of modules and changes in place afterwards.
+"""Lists of a forward's own, assigned to attributes of modules and changed in place afterwards.
 
 Other code may read such an attribute while the forward runs. So if other code runs in between, the graph makes one
 list, assigns it, and changes it where the forward does; and it checks that other code has left the list as it is::
@@ -27,7 +27,7 @@ from schedule.util.errors import TraceError
 
 @graph_check
 def check_items(found: Any, expected: Any, what: str) -> None:
-    """Raise if a list does not hold what the forward has put into it (graph target).
+    """Raise unless a list holds the items put in by the forward (graph target).
 
     Raises:
         ScheduleError: code that the graph called has changed it.
@@ -80,7 +80,7 @@ class AssignedLists:
         self._lists: dict[int, _List] = {}
 
     def add(self, value: list[Any], what: str, assignment: fx.Node) -> None:
-        """Follow ``value``, a list that the forward has made, assigned by the node ``assignment``."""
+        """Follow ``value``, a list of the forward's own, assigned by the node ``assignment``."""
         known = self._lists.get(id(value))
         if known is None:
             known = _List(value, what, [], self._now(value), assignment, self._later.call)
@@ -105,13 +105,13 @@ class AssignedLists:
         return node
 
     def complete(self) -> None:
-        """Write the last changes of the lists that other code may have seen."""
+        """Write the last changes of the lists known to other code."""
         for each in self._lists.values():
             if self.is_seen(each.value):
                 self._update(each)
 
     def _used(self, used: _List) -> None:
-        """Handle a use by the forward, which may change the list next."""
+        """Handle a use by the forward, perhaps to change the list next."""
         call = self._later.call
         if call is not used.call:
             self._update(used)
@@ -121,7 +121,7 @@ class AssignedLists:
         used.last = next(reversed(self._tracer.graph.nodes))
 
     def _update(self, changed: _List) -> None:
-        """Write a change since the last use, behind that use."""
+        """Write a change since the last use, right behind it."""
         if not all(map(self._is_storable, changed.value)):
             raise self._refused(f"the forward puts an object into {changed.what} after assigning it")
         now = self._now(changed.value)
@@ -139,7 +139,7 @@ class AssignedLists:
         changed.items = now
 
     def _written(self, made: _List) -> fx.Node:
-        """Return the node that makes the list, before its first assignment."""
+        """Return the node to make the list, before its first assignment."""
         if made.node is None:
             first = made.assignments[0]
             with self._tracer.graph.inserting_before(first):
@@ -154,5 +154,5 @@ class AssignedLists:
 
 
 def _exact(item: Any) -> tuple[type, Any]:
-    """Return what tells an item from others: 1 from True, 0.0 from -0.0."""
+    """Return an item as compared exactly: 1 is not True, 0.0 is not -0.0."""
     return type(item), item if isinstance(item, fx.Node) else repr(item)
