@@ -107,6 +107,12 @@ def reading_a_list_again(m: Any, h: Tensor, given: Any) -> Any:
     return m.child(h, given) * sum(items)
 
 
+def assigning_a_list(m: Any, h: Tensor, given: Any) -> Any:
+    m.kept = [1.0, 2.0]
+    m.kept[1] = 3.0
+    return m.child(h) * m.kept[0]
+
+
 def reading_what_was_returned(m: Any, h: Tensor, given: Any) -> Any:
     found = m.child(h)
     return m.child(h)[1] * found[0]
@@ -143,12 +149,16 @@ def _set_first(m: Any, given: Any) -> None:
     (given if isinstance(given, list) else given.items)[0] = 7
 
 
+def _change_assigned(m: Any, given: Any) -> None:
+    m.kept[0] = 7.0
+
+
 def _replaced(m: Any, given: Any) -> None:
     m.last.bias = nn.Parameter(torch.full((8,), 3.0))
 
 
 PARTS = ("guards", "outputs", "later_reads", "state_nodes", "containers", "result_kinds")
-PARTS += ("handed_containers", "returned_containers")
+PARTS += ("handed_containers", "returned_containers", "reading.assigned_lists")
 """Files that name the checks."""
 
 CASES: dict[str, tuple[Body, Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
@@ -170,6 +180,7 @@ CASES: dict[str, tuple[Body, Callable[[Any, Any], Any], Callable[[Any, Any], Any
         _returning_what_is_kept,
         _changing(_change_kept),
     ),
+    "reading.assigned_lists.check_items": (assigning_a_list, _nothing, _changing(_change_assigned)),
     "containers.check_items": (reading_a_list_again, _nothing, _changing(_set_first)),
 }
 
@@ -202,7 +213,7 @@ def test_with_the_check_no_call_is_wrong(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_without_it_a_call_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialization, "_functions", weakref.WeakValueDictionary())  # of like graphs, with the check
-    module, _, function = name.partition(".")
+    module, _, function = name.rpartition(".")
     owner: Any = importlib.import_module(f"{TRACING}.{module}")
     if isinstance(getattr(owner, function), type):
         monkeypatch.setattr(getattr(owner, function), "__call__", lambda *_: None)
@@ -219,5 +230,7 @@ def test_without_it_a_call_is(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_check_in_graphs_has_a_case() -> None:
-    functions = {getattr(importlib.import_module(f"{TRACING}.{m}"), f) for m, _, f in (n.partition(".") for n in CASES)}
+    functions = {
+        getattr(importlib.import_module(f"{TRACING}.{m}"), f) for m, _, f in (n.rpartition(".") for n in CASES)
+    }
     assert {each for each in effects._CHECKS if each.__module__.startswith(TRACING)} <= functions
