@@ -304,7 +304,7 @@ class _Optimization:
 
 def _prepare(group: MatchGroup, graph_match: GraphMatch) -> tuple[GraphMatch, Build]:
     rule: Rule = group[0].rule  # type: ignore[assignment]
-    return rule.prepared(graph_match, dict(group[0].schedule.module.named_modules(remove_duplicate=False)))
+    return rule.prepared(graph_match, group[0].schedule.module)
 
 
 def _with_opaque_module(candidate: Candidate, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Candidate:

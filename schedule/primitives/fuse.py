@@ -68,11 +68,11 @@ class Fusion(PatternRewrite):
 
     def replacement(self, graph_match: GraphMatch, module: nn.Module) -> Replacement:
         """Return the match as the rule sees it with the rule's build, else a region."""
-        rule, modules = self.wanted.rule if self.compiler == "auto" else None, dict(module.named_modules())
+        rule = self.wanted.rule if self.compiler == "auto" else None
         if rule is not None:
-            return rule.prepared(graph_match, modules)
+            return rule.prepared(graph_match, module)
         seen = rules.rule_at(graph_match) if self.compiler == "auto" else None
         if seen is not None:
-            return seen[0].prepared(seen[1], modules)
+            return seen[0].prepared(seen[1], module)
         kind = Region if self.compiler is None else CompiledRegion
         return region_of(graph_match, self.node_name or self.name, kind, module)

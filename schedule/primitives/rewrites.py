@@ -59,7 +59,7 @@ class ByRules:
             return made, {}
 
         def prepare(rule: Rule, graph_match: GraphMatch) -> Replacement:
-            graph_match, build = rule.prepared(graph_match, modules)
+            graph_match, build = rule.prepared(graph_match, module)
             return graph_match, build if made.autocast is None else as_wide(graph_match, build)
 
         return rewritten(made, module, recording, items, prepare, "optimize"), Counter(rule.name for rule, _ in chosen)

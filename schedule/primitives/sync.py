@@ -98,14 +98,18 @@ def sync(
         ShardError: the module is not sharded; the collective contradicts its sharding; or a resharding contradicts the
             recorded shapes, the modules next to it or another synchronization.
     """
-    state, sharding = sharded_state(sch.tree), sharding_of(sch.module)
-    wanted = _wanted(sch, state, mode, Sync(op_or_fn, axis, argument))
+    state = sharded_state(sch.tree)
+    _install(sch, state, mode, _wanted(sch, state, mode, Sync(op_or_fn, axis, argument)))
+
+
+def _install(sch: Node, state: Sharded, mode: str, wanted: Sync) -> None:
+    sharding = sharding_of(sch.module)
     if mode == "bwd_pre":
         _sync_output_gradient(sch, state, wanted)
     elif mode == MEANS:
         check_means(sch.module, sharding, wanted)
         refuse_inlined(sch, state, changes_shapes=False)
-        _commit(sch, state, mode, wanted, sharding_of(sch.module) or fresh_sharding(sch.module, state.tp))
+        _commit(sch, state, mode, wanted, sharding or fresh_sharding(sch.module, state.tp))
     elif projection_of(sch.module) is not None and wanted.argument is None:
         _sync_projection(sch, state, mode, wanted)
     elif sharding is not None and sharding.splits and is_torch_layer(sch.module):

@@ -41,11 +41,6 @@ def no_reason(graph_match: GraphMatch) -> str:
     return ""
 
 
-def as_it_is(graph_match: GraphMatch, modules: Modules) -> GraphMatch:
-    """Return the match."""
-    return graph_match
-
-
 def every_match(graph_match: GraphMatch) -> bool:
     """Return True."""
     return True
@@ -95,7 +90,7 @@ class Rule:
         profitability: the reason if a match is not profitable, else ""; not checked with ``cost_guard=False``.
         restride: the reason if the first result must be made contiguous, as the construct's is, because its strides
             matter to its readers, else "".
-        refine: returns a match with further scalars for ``build``, found in the graph around it.
+        refine: returns a match with further scalars for ``build``, found in the graph around it; None for none.
         discards: the outputs of a match, by number, that the replacement does not compute.
         bystanders: ``(pattern, reason)`` for code left alone on purpose; a reason may be a function of the match.
         rank: of overlapping matches the one of higher rank is taken, if profitable; among equals, the larger one.
@@ -115,7 +110,7 @@ class Rule:
     no_gain: Judge = no_reason
     profitability: Judge = no_reason
     restride: Judge = no_reason
-    refine: Refine = as_it_is
+    refine: Refine | None = None
     discards: tuple[int, ...] = ()
     bystanders: tuple[tuple[Any, str | Judge], ...] = ()
     rank: int = 0
@@ -165,10 +160,11 @@ class Rule:
 
         return build
 
-    def prepared(self, graph_match: GraphMatch, modules: Modules) -> tuple[GraphMatch, Build]:
-        """Return the refined match, and what inserts its replacement."""
-        refined = self.refine(graph_match, modules)
-        return refined, self.build_for(refined)
+    def prepared(self, graph_match: GraphMatch, module: nn.Module) -> tuple[GraphMatch, Build]:
+        """Return the match in a graph of ``module``, refined, and what inserts its replacement."""
+        if self.refine is not None:
+            graph_match = self.refine(graph_match, dict(module.named_modules(remove_duplicate=False)))
+        return graph_match, self.build_for(graph_match)
 
     def possible(self, normal: NormalGraph) -> Iterator[tuple[Pattern, list[OpNode]]]:
         """Yield the patterns with all of their operations in a graph, each with the nodes of the rarest one."""
