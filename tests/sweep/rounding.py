@@ -35,7 +35,7 @@ def is_rounding(build: Callable[[int], nn.Module], batches: Sequence[Inputs], st
         steps: optimizer steps to compare.
         rules: as for ``optimize``.
     """
-    wide = [map_structure(batch, _widened) for batch in batches]
+    wide = [map_structure(batch, widened) for batch in batches]
     agrees = _agrees(build(0).double(), wide, steps, rules, _WIDE)
     if agrees is None:
         agrees = _agrees(build(0), batches, steps, rules, _NEAR)
@@ -57,5 +57,6 @@ def _agrees(model: nn.Module, batches: Sequence[Inputs], steps: int, rules: Any,
         return False
 
 
-def _widened(leaf: Any) -> Any:
+def widened(leaf: Any) -> Any:
+    """Return a floating-point tensor in float64, anything else as it is."""
     return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from schedule import Schedule
+from schedule.api.simulate import Simulation, simulate
+from schedule.capture.examples.inputs import Inputs
+from tests.sweep import plans
 from tests.sweep.coverage import PLANS, plan_summary
 from tests.sweep.plans import Planned, called, check_plan, describe, is_text, layers_of, spread_experts
 
@@ -40,6 +45,29 @@ def test_a_layer_that_stays_whole_is_not_covered() -> None:
     assert (outcome.columns, outcome.rows, outcome.whole, outcome.features) == (1, 1, 2, 1)
     assert outcome.collectives == (1, 1) and outcome.minimum == 1
     assert "15 cannot be shared evenly" in outcome.reasons["too much stays whole"]
+
+
+class Amplified(Stack):
+    """Rounding in float32 becomes a hundredth of the output."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return (1e5 * super().forward(input_ids)).sin()
+
+
+@pytest.mark.parametrize("mistake", [0.0, 1e-5])
+def test_rounding_is_told_from_a_mistake_in_float64(mistake: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistaken(model: nn.Module, batch: Inputs, apply: Callable[[Schedule], object], ranks: int) -> Simulation:
+        def applied(sch: Schedule) -> None:
+            apply(sch)
+            sch.module.get_parameter("layers.0.0.weight").data.mul_(1 + mistake)
+
+        return simulate(model, batch, applied, ranks)
+
+    torch.manual_seed(0)
+    outcome = Planned("stack")
+    monkeypatch.setattr(plans, "simulate", mistaken)
+    describe(Amplified(), {"input_ids": torch.tensor([[1, 2, 3]])}, outcome)
+    assert outcome.equal == (mistake == 0) and ("WRONG, plan" in outcome.reasons) == (mistake > 0)
 
 
 class Experts(nn.Module):

@@ -74,6 +74,14 @@ class ModuleCalls:
             hook(child, args, value)
         return value
 
+    def traces_into(self, path: str) -> bool:
+        """Check whether calls of the submodule at ``path``, and of the modules around it, are inlined."""
+        names, root, inlined = path.split(".") if path else [], self.tracer.module, self.tracer.inlined
+        around = [".".join(names[: depth + 1]) for depth in range(len(names))]
+        modules = {one: root.get_submodule(one) for one in around}
+        called = [one for one in around if not isinstance(modules[one], (nn.ModuleList, nn.ModuleDict))]
+        return all(one in inlined or self._is_inlined(modules[one], one) for one in called)
+
     def on_native_call(
         self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

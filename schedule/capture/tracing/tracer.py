@@ -387,13 +387,3 @@ class ModuleTracer(TorchFunctionMode):
             if func is torch.Tensor.__bool__ and (finite := expected(node)) is not None:
                 return finite
             raise data_dependent(func) from error
-
-    # -- submodule calls -------------------------------------------------------------------------------
-
-    def call_module(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a module from the forward: write a node, or trace the call if the module is inlined."""
-        return self.calls.call(child, args, kwargs)
-
-    def call_forward(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do the work of ``nn.Module.__call__`` and transformers' output-collecting hooks."""
-        return self.calls.forward(child, args, kwargs)

@@ -143,6 +143,29 @@ def test_state_of_a_part_that_stays_a_call_is_not_assigned():
     assert module.inner.rotary.state is state and type(state) is torch.Tensor
 
 
+class Preparing(nn.Module):
+    """Gives a part, which it calls only afterwards, a new state; the part goes on from it."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([Remembering(), Remembering()])
+
+    def forward(self, x):
+        for part in self.parts:
+            part.state = x[0].sin()
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+@pytest.mark.unreplayable("the test installs graphs beside the schedule")
+def test_state_of_a_part_that_is_inlined_later_is_assigned():
+    module, twin = scheduled(Preparing(), torch.randn(3, 4))
+    for rows in (3, 5, 2):
+        assert_alike(module, twin, torch.randn(rows, 4))
+    assert state_of(module).fallbacks == 0
+
+
 class Checked(nn.Module):
     """Assigns, then finds out about its data."""
 

@@ -88,8 +88,7 @@ class Assignments:
                 evaluator.guard("same", target, current)
                 return
         kind = type(owner).__name__
-        inside = path is not None and (path == "" or path in evaluator.tracer.inlined)
-        if not inside or table in ("_parameters", "_modules"):
+        if path is None or not evaluator.tracer.calls.traces_into(path) or table in ("_parameters", "_modules"):
             raise evaluator.refused(f"the forward assigns attribute {name!r} of a {kind}, {described(source)}", _FIX)
         if evaluator.was_compared(target):
             raise evaluator.refused(
@@ -99,11 +98,11 @@ class Assignments:
             )
         if not all(_is_storable(leaf) for _, leaf in leaves(value)):
             raise evaluator.refused(f"the forward assigns an object to attribute {name!r} of a {kind}", _FIX)
-        self._values[path, name] = value  # type: ignore[index]
+        self._values[path, name] = value
         emitted = self._emitted(f"{path}.{table}" if path else table, name, value)
         self._evaluator.later.assigned = True
-        self._written[emitted] = (path, name), value  # type: ignore[assignment]
-        self._places[path, name] = emitted, self._evaluator.later.call  # type: ignore[index]
+        self._written[emitted] = (path, name), value
+        self._places[path, name] = emitted, self._evaluator.later.call
         own = not evaluator.is_outside(value) and evaluator.may_write(value)
         if own and type(value) is list and all(map(_is_storable, value)):
             self.lists.add(value, described(target), emitted)

@@ -87,7 +87,7 @@ class Calling(NativeCalls):
         if kind is types.FunctionType:
             return self.call_function(function, args, kwargs)
         if isinstance(function, nn.Module):
-            return self.tracer.call_module(function, args, kwargs)
+            return self.tracer.calls.call(function, args, kwargs)
         if kind is functools.partial:
             return self._call_partial(function, args, kwargs)
         if kind is functools._lru_cache_wrapper:

@@ -18,6 +18,19 @@ Handler = Callable[..., Any]
 """Implementation of a builtin for values from outside: takes the evaluator, then the builtin's arguments."""
 
 
+class Calls(Protocol):
+    """Calls of modules during one trace."""
+
+    def call(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module from the forward: write a node, or trace the call if the module is inlined."""
+
+    def forward(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do the work of ``nn.Module.__call__``."""
+
+    def traces_into(self, path: str) -> bool:
+        """Check whether calls of the submodule at ``path``, and of the modules around it, are inlined."""
+
+
 class Followed(Trace, Protocol):
     """Trace of a forward run as instrumented code.
 
@@ -33,11 +46,9 @@ class Followed(Trace, Protocol):
     opaque: OpaqueTracker
     regions: RegionTracker
 
-    def call_module(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a module from the forward: write a node, or trace the call if the module is inlined."""
-
-    def call_forward(self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do the work of ``nn.Module.__call__``."""
+    @property
+    def calls(self) -> Calls:
+        """Calls of modules."""
 
     def guard_dtype(self, tensor: torch.Tensor) -> None:
         """Guard on the dtype of ``tensor``, a parameter or buffer."""

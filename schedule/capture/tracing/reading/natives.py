@@ -328,4 +328,4 @@ def _to(ev: Evaluator, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Modul
 
 @handles(*MODULE_CALLS)
 def _call_module(ev: Evaluator, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return ev.tracer.call_forward(module, args, kwargs)
+    return ev.tracer.calls.forward(module, args, kwargs)
