@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from schedule.util.errors import TraceError
 from tests.capture.tracing.test_windows import Halving, assert_same_as, traced
 
 DERIVED = {
@@ -59,3 +60,24 @@ def test_torch_is_asked_only_where_a_check_would_come_too_late(monkeypatch):
     monkeypatch.setattr("schedule.capture.tracing.sizes.derived_size", lambda *args: asked.append(args))
     traced(Early(nn.Upsample(scale_factor=2)), torch.randn(2, 2, 8, 9))
     assert not asked
+
+
+class Counting(nn.Module):
+    """Branches on how many values data pick, after it has changed a buffer."""
+
+    def __init__(self, picked):
+        super().__init__()
+        self.picked = picked
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x * 2 if self.picked(x)[0].shape[0] > 1 else x
+
+
+@pytest.mark.parametrize(
+    "picked", [lambda x: x.nonzero(as_tuple=True), lambda x: torch.unique(x, return_counts=True)]
+)  # the first of several results: its size is derived with that of the call, which only data know
+def test_a_branch_on_a_size_that_data_decide_is_refused(picked):
+    with pytest.raises(TraceError, match="only known after"):
+        traced(Counting(picked), torch.randn(3, 4))
