@@ -23,23 +23,22 @@ from torch import nn
 
 import fused
 import schedule
+from schedule import Schedule
 from schedule.capture.examples.inputs import REFUSALS, Inputs
 from schedule.core.adapting import adapter_for
 from schedule.report.entries import Entry
-from schedule.runtime.scheduled import install, state_of
+from schedule.runtime.scheduled import MAX_ADAPTATIONS, install, state_of
 from schedule.util.errors import ScheduleError, TraceError, VerificationError
 from schedule.util.generators import seed_all
-from schedule.util.named_values import call, named_tensors, named_values
+from schedule.util.named_values import call, named_values
 from schedule.verify.equivalence import equivalent
 from schedule.verify.preserve import preserved
 from schedule.verify.report import EquivalenceReport
 from tests.sweep.models import Built, NotBuilt, build
-from tests.sweep.parts import inputs_for
 from tests.sweep.rounding import is_rounding
+from tests.sweep.shapes import OTHER_SHAPES, bound_to, fallbacks, missed, other_inputs
 
 STEPS = 1
-SHAPE = (2, 12)  # of example inputs: rows, text tokens
-OTHER_SHAPES = ((3, 9), (1, 14))
 
 
 @dataclass
@@ -234,7 +233,7 @@ def _rewritten_by_all(model: nn.Module, batch: Inputs, result: Result) -> None:
     if not sch.history:
         return
     result.every_equal = False
-    other = _other(model, batch, *OTHER_SHAPES[0])
+    other = other_inputs(model, batch, *OTHER_SHAPES[0])
     batches = (batch, other) if other else (batch,)
     try:
         for each in batches:
@@ -250,12 +249,12 @@ def _compared(sch: schedule.Schedule, batch: Inputs, result: Result) -> None:
     model = sch.module
     found = [schedule.verify(sch, batch, steps=STEPS).report]
     while len(_shapes(found)) < 3 and len(found) <= len(OTHER_SHAPES):
-        other = _other(model, batch, *OTHER_SHAPES[len(found) - 1])
+        other = other_inputs(model, batch, *OTHER_SHAPES[len(found) - 1])
         found.append(schedule.verify(sch, other, steps=STEPS).report if other else EquivalenceReport())
     result.equal, result.shapes = True, len(_shapes(found))
-    result.fallbacks = _fallbacks(model, batch)
-    other = _other(model, batch, *OTHER_SHAPES[0])
-    result.fallbacks_elsewhere = _fallbacks(model, other) if other else 0
+    result.fallbacks = fallbacks(model, batch)
+    other = other_inputs(model, batch, *OTHER_SHAPES[0])
+    result.fallbacks_elsewhere = fallbacks(model, other) if other else 0
 
 
 def _is_untraced(sch: schedule.Schedule, entry: Entry) -> bool:
@@ -284,77 +283,40 @@ def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:
     sch.trace(flatten=True)
     calls = [str(node.target) for node in sch.graph.nodes if node.op == "call_module"]
     result.traced = "calls" if any(_has_parts(model.get_submodule(path)) for path in calls) else "whole"
-    # transformers leaves the weights of some experts uninitialized: another build has others
-    twin = copy.deepcopy(model)
-    install(twin, sch.specializations, adapter=adapter_for(sch, ()))
+    twin = _twin(model, sch)
     report = equivalent(model, twin, batch, steps=0)
     if report.equal and len(_shapes([report])) < 3:
-        other = _other(model, batch, *OTHER_SHAPES[0])
+        other = other_inputs(model, batch, *OTHER_SHAPES[0])
         report = equivalent(model, twin, other, steps=0) if other else report
     result.trace_equal = report.equal
     if not report.equal:
         result.reasons["WRONG, traced"] = str(report.failed)
-    result.trace_missed = _missed(twin, batch)
+    result.trace_missed = missed(twin, batch)
     if result.trace_missed:
         kind = {"train": "traced for eval only", "eval": "traced for training only"}.get(" ".join(result.trace_missed))
         result.reasons[kind or "trace never runs"] = "the recorded call ran the original forward"
-    bound_to = _bound_to(twin, model, batch, result.trace_missed)
+    bound = bound_to(twin, model, batch, result.trace_missed)
     state = state_of(twin)
     result.trace_further = sum(bool(each.specializations) for each in state.adaptations) if state else 0
-    if bound_to:
-        result.reasons[f"traced for one {bound_to}"] = f"the original forward runs: {state and state.last_miss}"
+    if bound and state and len(state.adaptations) >= MAX_ADAPTATIONS:  # perhaps by the shapes before
+        bound = bound_to(_twin(model, sch), model, batch, result.trace_missed) or f"{MAX_ADAPTATIONS} shapes"
+    if bound:
+        result.reasons[f"traced for {bound}"] = f"the original forward runs: {state and state.last_miss}"
 
 
-def _bound_to(twin: nn.Module, model: nn.Module, batch: Inputs, known: list[str]) -> str:
-    """What of the recorded shape the trace holds for alone; the empty string if it holds for others of both."""
+def _twin(model: nn.Module, sch: Schedule) -> nn.Module:
+    """A copy of ``model`` that runs the graphs of its schedule, and makes further ones.
 
-    def misses(rows: int, length: int) -> bool:
-        other = _other(model, batch, rows, length)
-        return other is not None and _missed(twin, other) != known
-
-    (rows, length), (others, shorter) = SHAPE, OTHER_SHAPES[0]
-    if not misses(others, shorter):
-        return ""
-    one_length = misses(rows, shorter)
-    one_number = misses(others, length)
-    return "number of rows" if not one_length else "shape" if one_number else "length"
+    A copy, as transformers leaves the weights of some experts uninitialized: another build has others.
+    """
+    twin = copy.deepcopy(model)
+    install(twin, sch.specializations, adapter=adapter_for(sch, ()))
+    return twin
 
 
 def _has_parts(module: nn.Module) -> bool:
     """Whether a call of ``module`` hides modules of the model; torch's own are leaves."""
     return any(True for _ in module.children()) and not type(module).__module__.startswith("torch.nn.")
-
-
-def _fallbacks(model: nn.Module, batch: Inputs) -> int:
-    """How many calls of scheduled modules run the original forward, on ``batch`` in both modes."""
-    return sum(_fallbacks_of(model, batch).values())
-
-
-def _missed(model: nn.Module, batch: Inputs) -> list[str]:
-    """The modes in which such calls do."""
-    return [mode for mode, count in _fallbacks_of(model, batch).items() if count]
-
-
-def _fallbacks_of(model: nn.Module, batch: Inputs) -> dict[str, int]:
-    states = [state for module in model.modules() if (state := state_of(module)) is not None]
-    found = {}
-    for mode in ("train", "eval"):
-        before = sum(state.fallbacks for state in states)
-        with preserved(model):
-            seed_all(0)
-            call(model.train(mode == "train"), batch)
-        found[mode] = sum(state.fallbacks for state in states) - before
-    return found
-
-
-def _other(model: nn.Module, batch: Inputs, rows: int, length: int) -> Inputs | None:
-    """A batch of other sizes, if it has the same arguments."""
-    try:
-        other = inputs_for(model, rows, length)
-    except ScheduleError:
-        return None
-    ranks, others = ({name: t.ndim for name, t in named_tensors(each).items()} for each in (batch, other))
-    return other if ranks == others else None
 
 
 def _shapes(reports: list[EquivalenceReport]) -> set[str]:

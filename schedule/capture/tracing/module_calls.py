@@ -75,12 +75,16 @@ class ModuleCalls:
         return value
 
     def traces_into(self, path: str) -> bool:
-        """Check whether calls of the submodule at ``path``, and of the modules around it, are inlined."""
+        """Check whether calls of the submodule at ``path`` are inlined, and those of the modules around it."""
         names, root, inlined = path.split(".") if path else [], self.tracer.module, self.tracer.inlined
-        around = [".".join(names[: depth + 1]) for depth in range(len(names))]
-        modules = {one: root.get_submodule(one) for one in around}
-        called = [one for one in around if not isinstance(modules[one], (nn.ModuleList, nn.ModuleDict))]
-        return all(one in inlined or self._is_inlined(modules[one], one) for one in called)
+        for depth in range(len(names), 0, -1):
+            one = ".".join(names[:depth])
+            if one in inlined:
+                return True
+            module = root.get_submodule(one)
+            if type(module).forward is not nn.Module.forward and not self._is_inlined(module, one):
+                return False
+        return True
 
     def on_native_call(
         self, child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

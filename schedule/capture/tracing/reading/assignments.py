@@ -43,6 +43,7 @@ class Assignments:
         self._values: dict[tuple[str, str], Any] = {}
         self._places: dict[tuple[str, str], tuple[fx.Node, fx.Node | None]] = {}
         self._written: dict[fx.Node, tuple[tuple[str, str], Any]] = {}
+        self._unchanged: dict[tuple[str, str], fx.Node] = {}  # assigned what it is, by a condition so far
         self.count = 0
         self.lists = AssignedLists(
             evaluator.tracer, evaluator.later, _is_storable, lambda why: evaluator.refused(why, _FIX)
@@ -63,7 +64,8 @@ class Assignments:
             self._places[path, name] = written, self._evaluator.later.call
             self.lists.node(self._values[path, name])
             holder, key, value = written.args
-            if not isinstance(value, fx.Node) and not is_atom(value):
+            own = self._evaluator.tracer.calls.traces_into(path)
+            if not own or (not isinstance(value, fx.Node) and not is_atom(value)):
                 raise self._evaluator.refused(
                     f"the forward reads attribute {name!r} back after other code has run", _FIX
                 )
@@ -80,17 +82,25 @@ class Assignments:
         table = next((t for t in _TABLES if isinstance(owner, nn.Module) and name in own.get(t, ())), "__dict__")
         current = (own if table == "__dict__" else own[table]).get(name, _NOTHING)
         target = Item(DictOf(source) if table == "__dict__" else Item(DictOf(source), table), name)
+        traced = path is None or evaluator.tracer.calls.traces_into(path)
+        written = f"{path}.{table}" if path else table
         if (path, name) not in self._values:
             if current is value and not is_atom(value):
                 evaluator.read(value, target)
                 return
-            if is_atom(current) and _equal(current, value):  # it stays what it is, where it is what it was
+            behind_call = not traced and evaluator.later.call is not None
+            if not behind_call and is_atom(current) and _equal(current, value):
+                if path is not None and table == "__dict__" and not evaluator.was_compared(target):
+                    self._unchanged[path, name] = self._emitted(written, name, value)
                 evaluator.guard("same", target, current)
                 return
         kind = type(owner).__name__
-        if path is None or not evaluator.tracer.calls.traces_into(path) or table in ("_parameters", "_modules"):
+        if path is None or table in ("_parameters", "_modules"):
             raise evaluator.refused(f"the forward assigns attribute {name!r} of a {kind}, {described(source)}", _FIX)
-        if evaluator.was_compared(target):
+        if (path, name) in self._unchanged:  # this assignment differs, so the first one is written too
+            evaluator.forget(target)
+            self._written[self._unchanged.pop((path, name))] = (path, name), current
+        elif evaluator.was_compared(target):
             raise evaluator.refused(
                 f"the forward assigns attribute {name!r} of a {kind}, which it reads before: a graph made while it is "
                 f"{current!r} would hold for one call",
@@ -99,7 +109,7 @@ class Assignments:
         if not all(_is_storable(leaf) for _, leaf in leaves(value)):
             raise evaluator.refused(f"the forward assigns an object to attribute {name!r} of a {kind}", _FIX)
         self._values[path, name] = value
-        emitted = self._emitted(f"{path}.{table}" if path else table, name, value)
+        emitted = self._emitted(written, name, value)
         self._evaluator.later.assigned = True
         self._written[emitted] = (path, name), value
         self._places[path, name] = emitted, self._evaluator.later.call
@@ -127,6 +137,8 @@ class Assignments:
             TraceError: the forward changes a container after other code could read it as an attribute.
         """
         self.lists.complete()
+        for node in self._unchanged.values():
+            graph.erase_node(node)
         moved: list[fx.Node] = []
         readers, at_next = 0, dict[tuple[str, str], int]()
         for node in reversed(graph.nodes):

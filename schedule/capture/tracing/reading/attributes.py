@@ -64,6 +64,19 @@ class AttributeReads(Reads):
         except AttributeError:
             return self._missing(owner, name)
 
+    def has_plain(self, owner: Any, name: str) -> bool:
+        """Check whether a module holds a number, string or None as ``name``, with a guard on that but not its value."""
+        source, own = self.origin_of(owner), _dict_of(owner)
+        if not self.on or not isinstance(owner, nn.Module) or source is None or own is None:
+            return False
+        found = name in own and is_atom(own[name])
+        if not found or isinstance(self.resolve(class_of(owner), "__getattribute__"), types.FunctionType):
+            return False
+        if _is_data_descriptor(self.resolve_of(owner, name)):
+            return False
+        self.guard("contains", DictOf(source), name)
+        return True
+
     def _of_watched(self, owner: Any, name: str) -> Any:
         """Return an attribute of an object among the arguments, with a guard if there is none."""
         if name == "__dict__":

@@ -28,7 +28,7 @@ class Calls(Protocol):
         """Do the work of ``nn.Module.__call__``."""
 
     def traces_into(self, path: str) -> bool:
-        """Check whether calls of the submodule at ``path``, and of the modules around it, are inlined."""
+        """Check whether calls of the submodule at ``path`` are inlined, and those of the modules around it."""
 
 
 class Followed(Trace, Protocol):

@@ -47,6 +47,8 @@ def _getattr(ev: Evaluator, owner: Any, name: str, default: Any = _NOTHING) -> A
 
 @handles(hasattr)
 def _hasattr(ev: Evaluator, owner: Any, name: str) -> bool:
+    if ev.has_plain(owner, name):
+        return True
     try:
         ev.attr(owner, name)
     except AttributeError:

@@ -36,6 +36,8 @@ from schedule.capture.tracing.reading.sources import (
 )
 from schedule.util.errors import ScheduleError, TraceError
 
+_COMPARING = ("same", "content", "is")  # kinds of guards on a value, not just on its kind
+
 
 class Reads:
     """Values read by one trace so far.
@@ -151,8 +153,13 @@ class Reads:
 
     def was_compared(self, source: Source) -> bool:
         """Check whether the value at ``source`` is guarded, not just its kind."""
-        kinds = ("same", "content", "is")
-        return any(guard.source == source and guard.kind in kinds for guard in self._guards.values())
+        return any(guard.source == source and guard.kind in _COMPARING for guard in self._guards.values())
+
+    def forget(self, source: Source) -> None:
+        """Drop the guards on a value that the graph assigns before any read."""
+        for key, guard in list(self._guards.items()):
+            if guard.source == source and guard.kind in _COMPARING:
+                del self._guards[key]
 
     def know_arguments(self, arguments: Any, constants: Iterable[Any]) -> None:
         """Remember the arguments whose identity is a condition, and containers and dataclasses, to refuse writes.
