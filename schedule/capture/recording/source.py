@@ -28,7 +28,28 @@ def outermost(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 def user_frame() -> types.FrameType | None:
     """Return the innermost frame outside torch and this package, or None."""
-    frame: types.FrameType | None = sys._getframe(1)
+    return _user_frame(sys._getframe(1))
+
+
+def calling_frame(calls: int, module_call: types.CodeType) -> types.FrameType | None:
+    """Return the frame so many calls of plain functions above :func:`user_frame`, or None if there is none.
+
+    Args:
+        calls: how many.
+        module_call: the code that runs calls of modules, which have frames of torch in a run without tracing.
+    """
+    found = user_frame()
+    for _ in range(calls):
+        frame = None if found is None else found.f_back
+        found = _user_frame(frame)
+        while frame is not found and frame is not None:
+            if frame.f_code is module_call or not frame.f_code.co_filename.startswith(PACKAGES):
+                return None
+            frame = frame.f_back
+    return found
+
+
+def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
     while frame is not None and frame.f_code is not outermost.__code__:
         if _is_users(frame.f_code.co_filename):
             return frame

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import types
 import warnings
 from pkgutil import resolve_name
 from typing import Any
 
-from schedule.capture.recording.source import user_frame
+from schedule.capture.recording.source import calling_frame, user_frame
 
 MESSAGE_METHODS: dict[str, int | None] = {
     **{name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")},
@@ -39,11 +40,13 @@ def print_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return _are_plain(args) and _are_plain(kwargs.values())
 
 
-def warn_arguments(message: Any, category: Any = None, stacklevel: int = 1, **others: Any) -> tuple[Any, ...] | None:
+def warn_arguments(
+    module_call: types.CodeType, message: Any, category: Any = None, stacklevel: int = 1, **others: Any
+) -> tuple[Any, ...] | None:
     """Return the arguments of :func:`warn_at` for a call of ``warnings.warn``, or None if it cannot be repeated."""
     category = UserWarning if category is None else category
-    frame = user_frame()
-    if others or stacklevel > 1 or not _are_plain([message]) or frame is None:
+    frame = calling_frame(stacklevel - 1, module_call) if type(stacklevel) is int else None
+    if others or not _are_plain([message]) or frame is None:
         return None
     module, name = frame.f_globals.get("__name__"), f"{category.__module__}:{category.__qualname__}"
     if module not in sys.modules or "<locals>" in name:

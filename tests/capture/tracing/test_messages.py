@@ -78,6 +78,44 @@ def test_a_warning_is_issued_where_the_forward_issues_it(action: Any, times: int
     assert not report.fallbacks
 
 
+def deprecate(x: Tensor) -> Tensor:
+    warnings.warn("deprecated", FutureWarning, stacklevel=2)
+    return x
+
+
+def use(x: Tensor) -> Tensor:
+    return deprecate(x)
+
+
+def test_a_warning_names_the_caller_that_it_is_for() -> None:
+    module, x, report = optimized(Speaking(use))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module(x)
+    (warning,) = caught
+    assert (warning.filename, warning.lineno) == (__file__, use.__code__.co_firstlineno + 1)
+    assert not report.fallbacks
+
+
+class Around(nn.Module):
+    """The caller of ``forward`` is torch, whose frames count too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Speaking(lambda x: warnings.warn("called", stacklevel=3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inner(x)
+        return result
+
+
+def test_a_warning_for_a_caller_outside_of_the_forward_is_refused() -> None:
+    sch = schedule.create_schedule(Around(), (torch.randn(4, 8),))
+    with warnings.catch_warnings(), pytest.raises(schedule.TraceError, match="or for its caller"):
+        warnings.simplefilter("ignore")
+        sch.trace(flatten=True)
+
+
 def test_a_log_message_names_its_line(caplog: pytest.LogCaptureFixture) -> None:
     module, x, report = optimized(Speaking(write))
     caplog.clear()
@@ -91,7 +129,7 @@ def test_a_log_message_names_its_line(caplog: pytest.LogCaptureFixture) -> None:
     "speak",
     [
         lambda x: print(x.sum()),
-        lambda x: warnings.warn("called", stacklevel=2),
+        lambda x: warnings.warn("called", stacklevel=3),
         lambda x: log.warning("%s rows", x.shape[0]),
         lambda x: log.warning("called", exc_info=True),
     ],

@@ -289,7 +289,7 @@ def _print(ev: Evaluator, *args: Any, **kwargs: Any) -> None:
 def _warn(ev: Evaluator, *args: Any, **kwargs: Any) -> None:
     if not ev.on:
         return
-    repeated = warn_arguments(*args, **kwargs)
+    repeated = warn_arguments(type(ev.tracer.calls).forward.__code__, *args, **kwargs)
     if repeated is None:
         raise ev.refused("the forward warns of what may change from call to call, or for its caller", _QUIET)
     ev.tracer.emit(warn_at, repeated)
