@@ -1,4 +1,4 @@
-"""Custom autograd functions and scripted functions, as one node each.
+"""Custom autograd functions, scripted functions and functions of some libraries, as one node each.
 
 A function with a backward equal to the derivative of its forward is inlined instead.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +24,21 @@ from schedule.capture.tracing.trace import Trace
 from schedule.capture.tracing.writes import written_tensors
 from schedule.util.errors import TraceError
 
+_LIBRARIES = frozenset({"einx"})
+"""Libraries whose functions compute tensors from tensors and settings alone, by code that they compile and keep."""
+
+
+def is_of_library(function: types.FunctionType) -> bool:
+    """Check whether a call of ``function`` is one operation, however it is written."""
+    return str(function.__globals__.get("__name__")).partition(".")[0] in _LIBRARIES
+
 
 class Applied:
-    """Graph target to apply an autograd function, with its own forward and backward, or a scripted one."""
+    """Graph target to apply an autograd function, with its own forward and backward, or another function."""
 
-    def __init__(self, function: type[Function] | ScriptFunction) -> None:
+    def __init__(self, function: type[Function] | ScriptFunction | types.FunctionType) -> None:
         self.function = function
-        self.__name__ = str(function.__name__ if isinstance(function, type) else function.name)
+        self.__name__ = str(function.name if isinstance(function, ScriptFunction) else function.__name__)
         self.__module__ = __name__  # what begins with "torch" would be printed as if torch had it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +52,7 @@ class Applied:
         return hash((Applied, self.function))
 
     def __reduce__(self) -> Any:
-        if isinstance(self.function, type):
+        if not isinstance(self.function, ScriptFunction):
             return Applied, (self.function,)
         written: Any = self.function._torchdynamo_inline  # type: ignore[attr-defined]
         return _scripted, (written.__module__, written.__qualname__)
@@ -54,7 +63,7 @@ def _scripted(module: str, name: str) -> Applied:
 
 
 class FunctionTracker:
-    """Writer of autograd and scripted functions as nodes of one trace. Checkpoints are inlined."""
+    """Writer of autograd functions and others as nodes of one trace. Checkpoints are inlined."""
 
     def __init__(self, tracer: Trace) -> None:
         self.tracer = tracer
@@ -73,8 +82,10 @@ class FunctionTracker:
         with DisableTorchFunction():
             return _written(self.tracer, Applied(cls), cls.apply, args, kwargs)
 
-    def scripted(self, function: ScriptFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a TorchScript function and write it as a node."""
+    def called(
+        self, function: ScriptFunction | types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a TorchScript function, or one of a library, and write it as a node."""
         if not writes(self.tracer):
             return function(*args, **kwargs)
         with DisableTorchFunction():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import schedule
 from schedule.capture.tracing.functions import Applied
+from schedule.runtime.scheduled import state_of
 
 X = torch.linspace(-2, 2, 24).reshape(3, 8)
 Tensor = torch.Tensor
@@ -158,3 +161,45 @@ def test_a_scripted_function_is_one_node_and_runs_at_other_sizes() -> None:
     for columns in (12, 20):
         x = torch.randn(5, columns)
         torch.testing.assert_close(copy.deepcopy(model)(x), twin(x), rtol=1e-6, atol=1e-6)
+
+
+# Its functions compile what they compute, and keep it by the types of what they are given, as einx does.
+LIBRARY = """
+known = {}
+
+class Kind:
+    def __init__(self, of): self.of = of
+    def __hash__(self): return id(self)
+    def __eq__(self, other): return self is other
+
+def outer(pattern, a, b):
+    kind = known.setdefault(type(a), Kind(type(a)))
+    known[kind] = eval("lambda a, b: a[:, None] * b[None, :]")
+    return known[kind](a, b)
+"""
+
+
+class Outer(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.library = sys.modules["einx.tests"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.library.outer("i, j -> i j", x.sum(1), x.mean(0))
+        return self.mlp(result)
+
+
+def test_a_function_of_a_library_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = types.ModuleType("einx.tests")
+    exec(LIBRARY, vars(library))
+    monkeypatch.setitem(sys.modules, "einx.tests", library)
+    model, twin = Outer(), Outer()
+    twin.load_state_dict(model.state_dict())
+    sch = schedule.create_schedule(model, X).trace(flatten=True)
+    assert [node.target for node in sch.graph.nodes].count(Applied(vars(library)["outer"])) == 1
+    assert schedule.optimize(sch, cost_guard=False).applied == {"bias_gelu": 1}
+    for rows in (3, 5):
+        x, other = (torch.linspace(-2, 2, 8 * rows).reshape(rows, 8).requires_grad_() for _ in range(2))
+        model(x).sum().backward(), twin(other).sum().backward()
+        torch.testing.assert_close(x.grad, other.grad)
+    assert state_of(model).fallbacks == 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import schedule
 from schedule.capture.recording.recording import record
 from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, install, state_of
@@ -129,3 +132,47 @@ def test_the_length_of_a_tensor_is_open():
     x = torch.randn(5, 2, 2)
     torch.testing.assert_close(made.function(module, x), module(x))
     assert "len" not in globals()
+
+
+class Normalized(nn.Module):
+    """Scales by a function of numpy of its sizes, as Cosmos does."""
+
+    def forward(self, x):
+        return torch.add(x, x, alpha=np.sqrt(x.shape[0] / x.numel())) * np.log2(x.shape[1])
+
+
+def test_a_function_of_numpy_of_a_size_is_computed_at_each_call():
+    module, twin = Normalized(), Normalized()
+    sch = schedule.create_schedule(module, (torch.randn(4, 2),)).trace()
+    assert {"sqrt", "log2"} <= {node.name for node in sch.graph.nodes}
+    install(module, sch.specializations)
+    for shape in ((4, 2), (3, 5)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(module(x), twin(x), rtol=0, atol=0)
+    assert state_of(module).fallbacks == 0
+
+
+class Placed(nn.Module):
+    """Looks for the device of its parameters, of which there may be none, as diffusers does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    @property
+    def device(self):
+        try:
+            return next(itertools.chain(self.parameters(), self.buffers())).device
+        except StopIteration:
+            return torch.device("cpu")
+
+    def forward(self, x):
+        return self.linear(x.to(self.device))
+
+
+def test_metadata_of_a_tensor_may_be_asked_for_in_a_block_that_handles_exceptions():
+    module = Placed()
+    sch = schedule.create_schedule(module, (torch.randn(2, 4),)).trace()
+    install(module, sch.specializations)
+    module(torch.randn(3, 4))
+    assert state_of(module).fallbacks == 0

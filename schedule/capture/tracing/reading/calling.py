@@ -19,6 +19,7 @@ from torch.jit import ScriptFunction
 
 from schedule.capture.recording.calls import unwatched
 from schedule.capture.recording.structure import tensors
+from schedule.capture.tracing.functions import is_of_library
 from schedule.capture.tracing.hooks import is_collector
 from schedule.capture.tracing.messages import MESSAGE_METHODS, log_arguments, log_at
 from schedule.capture.tracing.opaque import _Watched, is_opaque_class
@@ -34,6 +35,7 @@ from schedule.capture.tracing.reading.protected import Protected, may_swallow
 from schedule.capture.tracing.reading.queries import KNOWN_MANAGERS, name_of
 from schedule.capture.tracing.reading.sources import Attr, Const, Item, Source
 from schedule.capture.tracing.regions import TrackedBlock, TrackedFlags, sets_flags
+from schedule.capture.tracing.scalars import scalar_of, symbolic
 from schedule.util.errors import TraceError
 
 _READING = {"update", "extend", "extendleft", "union", "intersection", "difference", "symmetric_difference"}
@@ -97,7 +99,7 @@ class Calling(NativeCalls):
         if kind in _BUILTIN:
             return self._call_builtin(function, args, kwargs)
         if isinstance(function, ScriptFunction):
-            return self.tracer.functions.scripted(function, args, kwargs)
+            return self.tracer.functions.called(function, args, kwargs)
         return self._call_object(function, args, kwargs)
 
     def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -164,6 +166,8 @@ class Calling(NativeCalls):
             return self.pass_block(function, args)
         if self.on and (known := self.tracer.index_functions.handles(self, function, args, kwargs)) is not None:
             return known()
+        if self.on and is_of_library(function):
+            return self.tracer.functions.called(function, args, kwargs)
         if self.is_native(function) and not self._reads_state(function, args, kwargs):
             return self.native(function, args, kwargs)
         try:
@@ -265,7 +269,17 @@ class Calling(NativeCalls):
             return function(*map(self.bridged, args), **{key: self.bridged(value) for key, value in kwargs.items()})
         return self.native(function, args, kwargs)
 
+    def _call_ufunc(self, function: Any, args: tuple[Any, ...]) -> Any:
+        """Call a function of numpy on numbers, some of them sizes, and write it as a node if it returns a float."""
+        scalars = [scalar_of(arg) for arg in args]
+        value = function(*(arg if of is None else of.value for arg, of in zip(args, scalars, strict=True)))
+        if not isinstance(value, float):
+            return self.native(function, args, {})
+        return symbolic(self.tracer, self.tracer.emit_scalar(function, self.tracer.as_nodes(args), value), value)
+
     def _call_object(self, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if type(value).__name__ == "ufunc" and any(map(scalar_of, args)) and not kwargs:
+            return self._call_ufunc(value, args)
         caller = None if isinstance(value, _Watched) or not self.on else self.resolve_of(value, "__call__")
         if isinstance(caller, types.FunctionType):
             return self.call(caller, value, *args, **kwargs)

@@ -56,6 +56,7 @@ class Protected:
 
 _NEVER_RAISING = {operator.add, operator.sub, operator.mul, operator.neg, operator.not_, operator.and_, operator.or_}
 _NEVER_RAISING |= {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, abs, min, max}
+_METADATA = {"shape", "dtype", "device", "ndim", "layout", "requires_grad"}
 _DIVISIONS = {operator.floordiv, operator.mod, operator.truediv}
 
 
@@ -69,12 +70,12 @@ def _computes(node: fx.Node) -> bool:
         return False
     if node.target in _DIVISIONS and isinstance(node.args[1], (int, float)) and node.args[1]:
         return False
-    return not (node.target is getattr and (node.meta.get(QUIET) or _is_shape(node)))
+    return not (node.target is getattr and (node.meta.get(QUIET) or _is_metadata(node)))
 
 
-def _is_shape(node: fx.Node) -> bool:
+def _is_metadata(node: fx.Node) -> bool:
     owner, name = node.args
-    return name == "shape" and isinstance(owner, fx.Node) and isinstance(owner.meta.get("spec"), TensorSpec)
+    return name in _METADATA and isinstance(owner, fx.Node) and isinstance(owner.meta.get("spec"), TensorSpec)
 
 
 def _comes_from_torch(traceback: types.TracebackType | None) -> bool:
