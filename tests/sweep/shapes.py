@@ -1,4 +1,4 @@
-"""What a model with graphs runs at other shapes than it was recorded with: its graphs or the original forward."""
+"""Calls of a model with graphs at other shapes than the recorded one: by a graph or by the original forward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER_SHAPES = ((3, 9), (1, 14))
 
 
 def bound_to(twin: nn.Module, model: nn.Module, batch: Inputs, known: list[str]) -> str:
-    """What of the recorded shape the trace holds for alone; the empty string if it holds for others of both."""
+    """The rows, length or both of the recorded shape, if the trace holds for no others, or the empty string."""
 
     def misses(rows: int, length: int) -> bool:
         other = other_inputs(model, batch, rows, length)

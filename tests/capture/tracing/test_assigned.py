@@ -144,7 +144,7 @@ def test_state_that_a_part_that_stays_a_call_may_assign_is_not_read_back():
 
 
 class Preparing(nn.Module):
-    """Gives a part, which it calls only afterwards, a new state; the part goes on from it."""
+    """Gives its parts a new state before it calls them."""
 
     def __init__(self):
         super().__init__()
@@ -279,7 +279,7 @@ def test_attributes_of_a_module_that_stays_a_call_are_assigned_before_the_call()
 
 
 class Chunks(nn.Module):
-    """Sets a mode of its parts before each of several calls, and clears what they keep, as causal video encoders do."""
+    """Sets a mode of its parts before each of several calls, and clears their caches, as causal video encoders do."""
 
     def __init__(self):
         super().__init__()
@@ -335,7 +335,7 @@ def test_a_mode_that_is_gone_is_not_set():
 
 
 class Unchanged(nn.Module):
-    """Assigns what is there."""
+    """Assigns the current value."""
 
     def __init__(self):
         super().__init__()

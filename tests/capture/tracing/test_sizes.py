@@ -153,7 +153,7 @@ def test_a_function_of_numpy_of_a_size_is_computed_at_each_call():
 
 
 class Placed(nn.Module):
-    """Looks for the device of its parameters, of which there may be none, as diffusers does."""
+    """Asks its parameters for their device, as diffusers does."""
 
     def __init__(self):
         super().__init__()
