@@ -89,7 +89,7 @@ class NeedsData(TraceError):
 
 
 def data_dependent(func: Any) -> NeedsData:
-    """Return the error for Python code that needs the values of a tensor."""
+    """Return the error for Python code in need of the values of a tensor."""
     name = getattr(func, "__name__", str(func))
     return NeedsData(
         f"the forward needs the data of a tensor to go on ({name})",

@@ -65,7 +65,7 @@ class AttributeReads(Reads):
             return self._missing(owner, name)
 
     def has_plain(self, owner: Any, name: str) -> bool:
-        """Check whether a module holds a number, string or None as ``name``, with a guard on that but not its value."""
+        """Check whether a module holds a number, string or None as ``name``, guarding its presence, not its value."""
         source, own = self.origin_of(owner), _dict_of(owner)
         if not self.on or not isinstance(owner, nn.Module) or source is None or own is None:
             return False

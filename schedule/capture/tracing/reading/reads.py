@@ -156,7 +156,7 @@ class Reads:
         return any(guard.source == source and guard.kind in _COMPARING for guard in self._guards.values())
 
     def forget(self, source: Source) -> None:
-        """Drop the guards on a value that the graph assigns before any read."""
+        """Drop the guards on a value, because the graph assigns it before any read."""
         for key, guard in list(self._guards.items()):
             if guard.source == source and guard.kind in _COMPARING:
                 del self._guards[key]
