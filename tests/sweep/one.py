@@ -289,7 +289,10 @@ def _traced(model: nn.Module, batch: Inputs, result: Result) -> None:
         other = other_inputs(model, batch, *OTHER_SHAPES[0])
         report = equivalent(model, twin, other, steps=0) if other else report
     result.trace_equal = report.equal
-    if not report.equal:
+    if not report.equal and not equivalent(model, copy.deepcopy(model), batch, steps=0).equal:
+        result.reasons["original not copyable"] = "a copy of the untouched model does not compute the same"
+        result.trace_equal = None
+    elif not report.equal:
         result.reasons["WRONG, traced"] = str(report.failed)
     result.trace_missed = missed(twin, batch)
     if result.trace_missed:
