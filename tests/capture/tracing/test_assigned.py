@@ -32,6 +32,13 @@ def assert_alike(module, twin, *args):
                 torch.testing.assert_close(ours[name], value)
 
 
+def assert_graph_alike(module, twin):
+    """Both do the same for several numbers of rows, and ``module`` by its graph."""
+    for rows in (3, 5, 2):
+        assert_alike(module, twin, torch.randn(rows, 4))
+    assert state_of(module).fallbacks == 0
+
+
 class Rotary(nn.Module):
     """Keeps what a later call needs, as transformers' models of images keep ``rope_deltas``."""
 
@@ -59,9 +66,7 @@ class Model(nn.Module):
 @pytest.mark.parametrize("make", [Rotary, Model])
 def test_a_tensor_is_assigned_by_the_graph_and_read_back(make):
     module, twin = scheduled(make(), torch.randn(3, 4))
-    for rows in (3, 5, 2):
-        assert_alike(module, twin, torch.randn(rows, 4))
-    assert state_of(module).fallbacks == 0
+    assert_graph_alike(module, twin)
     rotary = getattr(module, "rotary", module)
     assert rotary.sizes[0] == 2 and not type(rotary.deltas).__name__.startswith("Fake")
 
@@ -161,9 +166,7 @@ class Preparing(nn.Module):
 @pytest.mark.unreplayable("the test installs graphs beside the schedule")
 def test_state_of_a_part_that_is_inlined_later_is_assigned():
     module, twin = scheduled(Preparing(), torch.randn(3, 4))
-    for rows in (3, 5, 2):
-        assert_alike(module, twin, torch.randn(rows, 4))
-    assert state_of(module).fallbacks == 0
+    assert_graph_alike(module, twin)
 
 
 class Checked(nn.Module):
@@ -273,9 +276,7 @@ class Outside(nn.Module):
 @pytest.mark.unreplayable("the test installs graphs beside the schedule")
 def test_attributes_of_a_module_that_stays_a_call_are_assigned_before_the_call():
     module, twin = scheduled(Outside(), torch.randn(3, 4), flatten=False)
-    for rows in (3, 5, 2):
-        assert_alike(module, twin, torch.randn(rows, 4))
-    assert state_of(module).fallbacks == 0
+    assert_graph_alike(module, twin)
 
 
 class Chunks(nn.Module):

@@ -82,14 +82,12 @@ class Assignments:
         table = next((t for t in _TABLES if isinstance(owner, nn.Module) and name in own.get(t, ())), "__dict__")
         current = (own if table == "__dict__" else own[table]).get(name, _NOTHING)
         target = Item(DictOf(source) if table == "__dict__" else Item(DictOf(source), table), name)
-        traced = path is None or evaluator.tracer.calls.traces_into(path)
         written = f"{path}.{table}" if path else table
         if (path, name) not in self._values:
             if current is value and not is_atom(value):
                 evaluator.read(value, target)
                 return
-            behind_call = not traced and evaluator.later.call is not None
-            if not behind_call and is_atom(current) and _equal(current, value):
+            if is_atom(current) and not self._may_have_changed(path) and _equal(current, value):
                 if path is not None and table == "__dict__" and not evaluator.was_compared(target):
                     self._unchanged[path, name] = self._emitted(written, name, value)
                 evaluator.guard("same", target, current)
@@ -116,6 +114,12 @@ class Assignments:
         own = not evaluator.is_outside(value) and evaluator.may_write(value)
         if own and type(value) is list and all(map(_is_storable, value)):
             self.lists.add(value, described(target), emitted)
+
+    def _may_have_changed(self, path: str | None) -> bool:
+        """Check whether a submodule left as a call may have assigned its attributes by now."""
+        if path is None or self._evaluator.later.call is None:
+            return False
+        return not self._evaluator.tracer.calls.traces_into(path)
 
     def _emitted(self, table: str, name: str, value: Any) -> fx.Node:
         tracer: Trace = self._evaluator.tracer

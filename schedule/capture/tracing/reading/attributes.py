@@ -66,11 +66,12 @@ class AttributeReads(Reads):
 
     def has_plain(self, owner: Any, name: str) -> bool:
         """Check whether a module holds a number, string or None as ``name``, guarding its presence, not its value."""
-        source, own = self.origin_of(owner), _dict_of(owner)
-        if not self.on or not isinstance(owner, nn.Module) or source is None or own is None:
+        if not self.on or not isinstance(owner, nn.Module):
             return False
-        found = name in own and is_atom(own[name])
-        if not found or isinstance(self.resolve(class_of(owner), "__getattribute__"), types.FunctionType):
+        source, own = self.origin_of(owner), _dict_of(owner)
+        if source is None or own is None or name not in own or not is_atom(own[name]):
+            return False
+        if isinstance(self.resolve(class_of(owner), "__getattribute__"), types.FunctionType):
             return False
         if _is_data_descriptor(self.resolve_of(owner, name)):
             return False

@@ -271,14 +271,13 @@ class Calling(NativeCalls):
 
     def _call_ufunc(self, function: Any, args: tuple[Any, ...]) -> Any:
         """Call a function of numpy on numbers, some of them sizes, and write it as a node if it returns a float."""
-        scalars = [scalar_of(arg) for arg in args]
-        value = function(*(arg if of is None else of.value for arg, of in zip(args, scalars, strict=True)))
+        value = function(*map(self.tracer.value_of, args))
         if not isinstance(value, float):
             return self.native(function, args, {})
         return symbolic(self.tracer, self.tracer.emit_scalar(function, self.tracer.as_nodes(args), value), value)
 
     def _call_object(self, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if type(value).__name__ == "ufunc" and any(map(scalar_of, args)) and not kwargs:
+        if self.on and type(value).__name__ == "ufunc" and any(map(scalar_of, args)) and not kwargs:
             return self._call_ufunc(value, args)
         caller = None if isinstance(value, _Watched) or not self.on else self.resolve_of(value, "__call__")
         if isinstance(caller, types.FunctionType):
