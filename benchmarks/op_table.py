@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import fused
+from benchmarks import eager_expressions as eager
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -78,55 +78,6 @@ class Row:
         return found
 
 
-def new_gelu(x: Tensor) -> Tensor:
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
-
-
-def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    wide = x.to(torch.float32)
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-    return weight * wide.to(x.dtype)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    total = x + residual
-    return rms_norm(total, weight), total
-
-
-def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    total = x + residual
-    return F.layer_norm(total, weight.shape, weight, bias), total
-
-
-def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    return F.softmax(scores * 0.125 + mask, dim=-1, dtype=torch.float32).to(scores.dtype)
-
-
-def causal_softmax(scores: Tensor) -> Tensor:
-    queries, keys = scores.shape[-2:]
-    hidden = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(keys - queries + 1)
-    scores = (scores * 0.125).masked_fill(hidden, torch.finfo(scores.dtype).min)
-    return F.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
-
-
-def _rotate_half(x: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-
-
-def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
-
-
-def _shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), labels)
-
-
-def _capped_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(torch.tanh(logits.float() / 30.0) * 30.0, labels)
-
-
 def _norm_inputs(shape: Shape) -> list[Tensor]:
     return [torch.randn(shape), torch.randn(shape[-1])]
 
@@ -165,7 +116,7 @@ def _probabilities(scores: Tensor, *_: Tensor) -> int:
 TABLE = [
     Row(
         "new_gelu",
-        new_gelu,
+        eager.new_gelu,
         lambda x: fused.new_gelu(x),
         lambda shape: [torch.randn(shape)],
         nbytes,
@@ -180,7 +131,7 @@ TABLE = [
     ),
     Row(
         "bias_gelu tanh",
-        lambda x, bias: new_gelu(x + bias),
+        lambda x, bias: eager.new_gelu(x + bias),
         lambda x, bias: fused.bias_gelu(x, bias),
         _norm_inputs,
         nbytes,
@@ -198,6 +149,13 @@ TABLE = [
         lambda x, bias: fused.bias_activation(x, bias, "relu2"),
         _norm_inputs,
         nbytes,
+    ),
+    Row(
+        "star_relu",
+        lambda x, scale, bias: scale * F.relu(x) ** 2 + bias,
+        lambda x, scale, bias: fused.star_relu(x, scale, bias),
+        lambda shape: [torch.randn(shape), torch.randn(1), torch.randn(1)],
+        lambda x, scale, bias: nbytes(x, scale),
     ),
     Row(
         "swiglu of two tensors",
@@ -239,7 +197,7 @@ TABLE = [
     ),
     Row(
         "masked softmax",
-        masked_softmax,
+        eager.masked_softmax,
         lambda scores, mask: fused.scaled_masked_softmax(scores, mask, 0.125),
         lambda shape: [torch.randn(shape), _causal_mask(shape)],
         _probabilities,
@@ -248,7 +206,7 @@ TABLE = [
     ),
     Row(
         "causal softmax",
-        causal_softmax,
+        eager.causal_softmax,
         lambda scores: fused.scaled_masked_softmax(scores, None, 0.125, causal=True),
         lambda shape: [torch.randn(shape)],
         _probabilities,
@@ -256,7 +214,7 @@ TABLE = [
     ),
     Row(
         "rms_norm",
-        rms_norm,
+        eager.rms_norm,
         lambda x, weight: fused.rms_norm(x, weight, 1e-6),
         _norm_inputs,
         lambda x, weight: nbytes(x, weight) + _per_row(x),
@@ -268,7 +226,7 @@ TABLE = [
     ),
     Row(
         "add_rms_norm",
-        add_rms_norm,
+        eager.add_rms_norm,
         lambda x, residual, weight: fused.add_rms_norm(x, residual, weight, 1e-6),
         lambda shape: [torch.randn(shape), torch.randn(shape), torch.randn(shape[-1])],
         lambda x, residual, weight: nbytes(x, weight) + _per_row(x),
@@ -286,7 +244,7 @@ TABLE = [
     ),
     Row(
         "add_layer_norm",
-        add_layer_norm,
+        eager.add_layer_norm,
         lambda x, residual, weight, bias: fused.add_layer_norm(x, residual, weight, bias, 1e-5),
         lambda shape: [torch.randn(shape), torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])],
         lambda x, residual, weight, bias: nbytes(x, weight) + 2 * _per_row(x),
@@ -297,6 +255,13 @@ TABLE = [
         lambda x, scale, shift: fused.adaptive_layer_norm(x, scale, shift, eps=1e-6),
         lambda shape: [torch.randn(2, *shape), torch.randn(2, 1, shape[-1]), torch.randn(2, 1, shape[-1])],
         lambda x, scale, shift: nbytes(x, scale, shift) + 2 * _per_row(x),
+    ),
+    Row(
+        "gated_residual",
+        lambda residual, value, gate: residual + gate * value,
+        lambda residual, value, gate: fused.gated_residual(residual, value, gate),
+        lambda shape: [torch.randn(2, *shape), torch.randn(2, *shape), torch.randn(2, 1, shape[-1])],
+        lambda residual, value, gate: nbytes(value, gate),
     ),
     Row(
         "group_norm silu",
@@ -334,7 +299,7 @@ TABLE = [
     ),
     Row(
         "rotary_embedding",
-        rotary,
+        eager.rotary,
         lambda q, k, cos, sin: fused.rotary_embedding(q, k, cos, sin),
         _rotary_inputs,
         lambda q, k, cos, sin: nbytes(cos, sin),
@@ -344,7 +309,7 @@ TABLE = [
     ),
     Row(
         "cross_entropy",
-        _shifted_loss,
+        eager.shifted_loss,
         lambda logits, labels: fused.cross_entropy(logits, labels),
         lambda shape: [torch.randn(shape), torch.randint(shape[1], shape[:1])],
         lambda logits, labels: nbytes(logits, labels) + 4 * labels.numel(),
@@ -356,7 +321,7 @@ TABLE = [
     ),
     Row(
         "cross_entropy softcap",
-        _capped_loss,
+        eager.capped_loss,
         lambda logits, labels: fused.cross_entropy(logits, labels, softcap=30.0),
         lambda shape: [torch.randn(shape), torch.randint(shape[1], shape[:1])],
         lambda logits, labels: nbytes(logits, labels) + 4 * labels.numel(),
@@ -367,8 +332,17 @@ TABLE = [
         ),
     ),
     Row(
+        "distillation_loss jsd",
+        eager.jensen_shannon,
+        lambda student, teacher: fused.distillation_loss(student, teacher),
+        lambda shape: [torch.randn(shape), torch.randn(shape)],
+        lambda student, teacher: nbytes(student, teacher),
+        sizes=LOGITS,
+        frozen=(1,),
+    ),
+    Row(
         "linear_cross_entropy",
-        lambda hidden, weight, labels: _shifted_loss(hidden @ weight.T, labels),
+        lambda hidden, weight, labels: eager.shifted_loss(hidden @ weight.T, labels),
         lambda hidden, weight, labels: fused.linear_cross_entropy(hidden, weight, labels),
         lambda shape: [
             torch.randn(shape[:2]),

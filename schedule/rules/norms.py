@@ -81,7 +81,7 @@ def extra_check(graph_match: GraphMatch) -> str:
             return f"the {name} is none of {x.shape[-1]} features"
     if not _one_dimension(graph_match.scalars.get("shape", 1)):
         return "more than the last dimension is normalized"
-    if not isinstance(graph_match.scalars.get("eps"), (int, float)):
+    if not isinstance(graph_match.scalars.get("eps"), (int, float, type(None))):
         return "eps is not a number"
     total = dtypes.joined(x.dtype, "residual")
     narrow = dtypes.narrowed(total, "before", "squared", "rounded")

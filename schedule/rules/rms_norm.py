@@ -101,6 +101,15 @@ def _dtypes(dtypes: Dtypes, casting: str) -> tuple[torch.dtype, torch.dtype]:
     return given, dtypes.after(wanted, "after")
 
 
+def _eps(inputs: dict[str, Any], scalars: dict[str, Any]) -> float:
+    """Return the bound ``eps``; ``F.rms_norm`` takes the epsilon of the dtype it computes in if it is given None."""
+    if scalars["eps"] is not None:
+        return float(scalars["eps"])
+    dtypes = Dtypes(inputs, scalars)
+    computed = torch.promote_types(dtypes.joined(dtypes.seen("x").dtype, "residual"), torch.float32)
+    return torch.finfo(computed).eps
+
+
 def _profitability(graph_match: GraphMatch) -> str:
     single = "shape" in graph_match.pattern.scalars
     return small("rms_norm, single" if single else "rms_norm", spec_of(graph_match.inputs["x"]))
@@ -123,7 +132,7 @@ def _rule(casting: str, forms: tuple[Norm, ...], refused: tuple[Norm, ...]) -> R
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
         def normed(x: Any) -> fx.Node:
-            args = (x, inputs.get("weight"), scalars["eps"])
+            args = (x, inputs.get("weight"), _eps(inputs, scalars))
             return graph.call_function(fused.rms_norm, args, options | _memory_format(scalars))
 
         given, wanted = _dtypes(Dtypes(inputs, scalars), casting)
@@ -151,7 +160,7 @@ def _rule_after_sum(casting: str, forms: tuple[Norm, ...]) -> Rule:
     options: dict[str, Any] = {} if casting == "llama" else {"casting": casting}
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
-        args = (inputs["x"], inputs["residual"], inputs.get("weight"), scalars["eps"])
+        args = (inputs["x"], inputs["residual"], inputs.get("weight"), _eps(inputs, scalars))
         both = graph.call_function(fused.add_rms_norm, args, options | _memory_format(scalars))
         return norms.norm_and_sum(graph, both, *_dtypes(Dtypes(inputs, scalars), casting))
 
@@ -221,6 +230,7 @@ FORMS: dict[str, tuple[Norm, ...]] = {
         _gemma4,
         lambda x, w, b: F.rms_norm(x, (x.shape[-1],), w, 1e-6),
         lambda x, w, b: F.rms_norm(x, (x.shape[-1],), eps=1e-6),
+        lambda x, w, b: F.rms_norm(x, (x.shape[-1],), w),
     ),
 }
 WIDER: tuple[Norm, ...] = (lambda x, w, b: _norm(wide(x)), lambda x, w, b: w * _norm(wide(x)))

@@ -23,6 +23,7 @@ from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.effects import has_effect, is_local, uses_random
 from schedule.capture.tracing.functions import writes
+from schedule.capture.tracing.output_structure import structure
 from schedule.capture.tracing.reading.instrument import original_code
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import TraceError
@@ -157,7 +158,8 @@ class IndexFunctions:
         with DisableTorchFunction():
             operands, options = tracer.as_nodes(given), tracer.as_nodes(kwargs)
             node = tracer.emit(indices_of, (target(), *operands), options)
-            value = tracer.outputs[node] = tracer.track(value, node)
+            value = tracer.track(value, node)
+            tracer.outputs[node] = structure(value)
         return value
 
     def _state(self, following: Following, value: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from schedule.capture.tracing.attributes import attributes, attributes_as
 from schedule.capture.tracing.effects import KIND
 from schedule.capture.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
 from schedule.capture.tracing.memory import Memory, is_plain
+from schedule.capture.tracing.output_structure import structure
 from schedule.capture.tracing.own_forward import CALL_NAMES
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.returned_containers import watch_returned
@@ -130,7 +131,8 @@ class ModuleCalls:
                 node.meta["writes"] = not (is_plain(child) and self.tracer.memory.all_new(given))
             if value is None:
                 node.meta[KIND] = ()
-            value = self.tracer.outputs[node] = self.tracer.track(value, node)
+            value = self.tracer.track(value, node)
+            self.tracer.outputs[node] = structure(value)
             self.tracer.memory.called(child, value, given)
         for container in watch_returned(self.tracer, value, node):
             self.tracer.evaluator.know_returned(container)

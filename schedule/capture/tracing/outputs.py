@@ -7,44 +7,18 @@ locations. A submodule may change its output structure later, for example by a f
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import fx
 
-from schedule.capture.recording.structure import is_plain_dataclass, is_plain_mapping
 from schedule.capture.tracing.effects import graph_check
 from schedule.capture.tracing.guards import GuardMiss
-from schedule.capture.tracing.parts import is_record
+from schedule.capture.tracing.output_structure import Expected, Field, Path, Value, stands_for_tensor
 from schedule.capture.tracing.restoring import first_lasting
 from schedule.util.errors import ScheduleError
 
-_VALUES = (str, torch.dtype)
-
-
-class Field(NamedTuple):
-    """Step of a path to an attribute of a dataclass."""
-
-    name: str
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-class Value(NamedTuple):
-    """Kind of a string or dtype: the graph is made for this one alone."""
-
-    value: Any
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-Path = tuple[Any, ...]
-Expected = tuple[tuple[Path, Any], ...]
-"""Paths in an output, each with its kind: ``"tensor"``, ``"object"``, ``"none"``, a number of items, names of fields,
-or a :class:`Value`."""
+_LEAVES = ("tensor", "object")
+"""Kinds that are checked only of what the graph uses."""
 
 
 class OutputMiss(GuardMiss):
@@ -87,7 +61,7 @@ def _kind(value: Any, path: Path, kind: Any) -> Any:
         return Value(value)
     if value is None:
         return "none"
-    if _stands_for_tensor(value):
+    if stands_for_tensor(value):
         return "tensor"
     if kind == "object" and not isinstance(value, (tuple, list, dict)):
         return "object"
@@ -98,61 +72,30 @@ def _kind(value: Any, path: Path, kind: Any) -> Any:
     return type(value).__name__
 
 
-def _stands_for_tensor(value: Any) -> bool:
-    """Check whether ``value`` is a tensor, or an object in the place of one, such as weights that were never made."""
-    return isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__")
-
-
-def insert_checks(outputs: dict[fx.Node, Any]) -> None:
+def insert_checks(outputs: dict[fx.Node, Expected]) -> None:
     """Insert a check after each call of a submodule or function of indices with a structured output.
 
     Args:
-        outputs: nodes of calls → the tracked values they returned.
+        outputs: nodes of calls → the structure of what they returned.
     """
     lasting = first_lasting(next(iter(outputs)).graph) if outputs else None
-    for node, value in outputs.items():
-        if (
-            not isinstance(value, (tuple, list, *_VALUES))
-            and not is_plain_mapping(value)
-            and not _is_plain_record(value)
-        ):
+    for node, kinds in outputs.items():
+        if not kinds:
             continue
         final = lasting is not None and lasting <= node
+        expected = tuple((path, kind) for path, kind in kinds if kind not in _LEAVES or _is_used(node, path, kind))
         with node.graph.inserting_after(node):
             name = node.target if isinstance(node.target, str) else node.name
-            arguments = (node, tuple(_expected(node, value, ())), name, final)
-            inserted = node.graph.call_function(check_output, arguments)
+            inserted = node.graph.call_function(check_output, (node, expected, name, final))
         inserted.meta["source"] = node.meta.get("source", "")
 
 
-def _expected(node: fx.Node | None, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield the properties required by the rest of the graph: structure, None values, and used tensors."""
-    if value is None:
-        yield path, "none"
-    elif _stands_for_tensor(value):
-        if node is not None and node.users:
-            yield path, "tensor"
-    elif isinstance(value, (tuple, list)):
-        yield path, len(value)
-        for index, item in enumerate(value):
-            yield from _expected(_item(node, index), item, (*path, index))
-    elif is_plain_mapping(value) and all(isinstance(key, str) for key in value):
-        yield path, tuple(value)
-        for key, item in value.items():
-            yield from _expected(_item(node, key), item, (*path, key))
-    elif _is_plain_record(value):
-        for name in value.__dataclass_fields__:
-            yield from _expected(_item(node, name, getattr), getattr(value, name), (*path, Field(name)))
-    elif isinstance(value, _VALUES):
-        yield path, Value(value)
-    elif node is not None and node.meta.get("object") and node.users:
-        yield path, "object"
-
-
-def _item(node: fx.Node | None, key: Any, read: Any = operator.getitem) -> fx.Node | None:
-    users = () if node is None else node.users
-    return next((user for user in users if user.target is read and user.args[1] == key), None)
-
-
-def _is_plain_record(value: Any) -> bool:
-    return is_record(value) and is_plain_dataclass(value)
+def _is_used(node: fx.Node, path: Path, kind: str) -> bool:
+    """Check whether the graph uses the tensor or object at ``path`` in the output of ``node``."""
+    for step in path:
+        read, key = (getattr, step.name) if isinstance(step, Field) else (operator.getitem, step)
+        item = next((user for user in node.users if user.target is read and user.args[1] == key), None)
+        if item is None:
+            return False
+        node = item
+    return bool(node.users) and (kind == "tensor" or bool(node.meta.get("object")))

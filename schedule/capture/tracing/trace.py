@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from schedule.capture.recording.recording import Recording
 from schedule.capture.tracing.handed_containers import HandedContainers
+from schedule.capture.tracing.output_structure import Expected
 from schedule.capture.tracing.string_formatting import Strings
 
 
@@ -21,7 +22,7 @@ class Trace(Protocol):
         graph: the graph written so far.
         guards: node → the value it must compute for the graph to be valid.
         inlined: path → inlined submodule.
-        outputs: nodes of calls → the tracked values they returned.
+        outputs: nodes of calls → the structure of what they returned.
         texts: string formatting of numbers.
         inside_child: whether a submodule that stays a call is running.
     """
@@ -31,7 +32,7 @@ class Trace(Protocol):
     graph: fx.Graph
     guards: dict[fx.Node, Any]
     inlined: dict[str, nn.Module]
-    outputs: dict[fx.Node, Any]
+    outputs: dict[fx.Node, Expected]
     strings: Strings
     containers: HandedContainers
     inside_child: bool

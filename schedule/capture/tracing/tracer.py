@@ -36,6 +36,7 @@ from schedule.capture.tracing.memory import SHARES, Memory
 from schedule.capture.tracing.meta_kernels import meta_kernel
 from schedule.capture.tracing.module_calls import EnterChild, ModuleCalls
 from schedule.capture.tracing.opaque import OpaqueTracker, untracked
+from schedule.capture.tracing.output_structure import Expected
 from schedule.capture.tracing.pieces import guard_number
 from schedule.capture.tracing.reading.decimals import refusing_flags
 from schedule.capture.tracing.reading.evaluator import Evaluator
@@ -84,7 +85,7 @@ class ModuleTracer(TorchFunctionMode):
         self.graph = fx.Graph()
         self.guards: dict[fx.Node, Any] = {}
         self.inlined: dict[str, nn.Module] = {}
-        self.outputs: dict[fx.Node, Any] = {}
+        self.outputs: dict[fx.Node, Expected] = {}
         self.arguments: SignatureBuilder | None = None
         self._nodes: dict[int, tuple[torch.Tensor, fx.Node]] = {}
         self._requires_grad: dict[fx.Node, bool] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 
 import pytest
@@ -149,3 +150,53 @@ def test_after_a_change_in_place_of_what_a_call_returned_nothing_is_done_twice()
         torch.testing.assert_close(model(x), twin(x))
     except schedule.ScheduleError as error:
         assert "output of child" in str(error) and "fix: undo" in str(error)
+
+
+@dataclasses.dataclass
+class Intermediates:
+    scores: Tensor | None = None
+    keys: tuple[Tensor, Tensor] | None = None
+
+
+class Attend(nn.Module):
+    def __init__(self, container: str) -> None:
+        super().__init__()
+        self.container, self.linear = container, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, object]:
+        scores = self.linear(x)
+        made = {"dataclass": Intermediates(scores), "dict": {"scores": scores, "keys": None}, "list": [scores]}
+        return scores.tanh(), made[self.container]
+
+
+class Completing(Parent):
+    """Completes the container that its child made, as the attention of x-transformers does."""
+
+    def __init__(self, container: str) -> None:
+        super().__init__()
+        self.child = Attend(container)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, object]:
+        result, made = self.child(x)
+        keys = (x[:, :2], x[:, 2:])
+        if isinstance(made, Intermediates):
+            made.keys = keys
+        elif isinstance(made, dict):
+            made["keys"] = keys
+        else:
+            made.extend(keys)
+        return F.gelu(result + self.bias), made
+
+
+@pytest.mark.filterwarnings("error::schedule.FallbackWarning")
+@pytest.mark.parametrize("container", ["dataclass", "dict", "list"])
+def test_the_caller_completes_what_a_call_returned(container: str) -> None:
+    torch.manual_seed(0)
+    model = Completing(container)
+    twin = copy.deepcopy(model)
+    schedule.optimize(model, torch.randn(3, 4), cost_guard=False)
+    x = torch.randn(5, 4)
+    for training in (True, False):
+        ours, theirs = (each.train(training)(x) for each in (model, twin))
+        torch.testing.assert_close(ours[0], theirs[0])
+        torch.testing.assert_close(*(vars(out[1]) if container == "dataclass" else out[1] for out in (ours, theirs)))
