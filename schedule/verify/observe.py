@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from fused.torch_internals.batch_norm_gradients import corrected_gradients
 from schedule.util.generators import generator_states, seed_all
 from schedule.util.named_values import (
     Plain,
@@ -99,7 +100,7 @@ def observe(
     perturbed_slightly: int = 0,
     updates: Named | None = None,
 ) -> Observation:
-    """Run ``case`` on ``model`` and leave the model unchanged.
+    """Run ``case`` on ``model`` and leave the model unchanged. A known error of torch's does not show.
 
     Args:
         reference: observation to compare with: its parameter names and its AdamW ``eps`` are used.
@@ -107,7 +108,7 @@ def observe(
         updates: updates of the weights from another model's training, added here in place of training.
     """
     seen = Observation()
-    with preserved(model):
+    with preserved(model), corrected_gradients():
         parameters = dict(model.named_parameters())
         seen.parameter_names = reference.parameter_names if reference else set(parameters)
         if case.weights == "perturbed":

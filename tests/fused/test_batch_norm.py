@@ -86,6 +86,25 @@ def test_the_statistics_on_each_backend(backend: str, layout: str) -> None:
     assert count == 3
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+def test_one_sample_with_a_gradient_in_channels_last(training: bool, activation: str | None) -> None:
+    """Of ``flatten(2).transpose(1, 2)``, where torch's own kernel is wrong."""
+    torch.manual_seed(0)
+    x, g = torch.randn(1, 6, 4, 5, dtype=torch.float64, requires_grad=True), torch.randn(1, 20, 6, dtype=torch.float64)
+    mean, variance, *parameters = rows(6)
+    weight, bias = (row.requires_grad_() for row in parameters)
+    of_statistics = (x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)) if training else (mean, variance)
+    center, spread = (row.view(1, 6, 1, 1) for row in of_statistics)
+    expected = (x - center) * torch.rsqrt(spread + 1e-5) * weight.view(1, 6, 1, 1) + bias.view(1, 6, 1, 1)
+    expected = EAGER[activation](expected) if activation else expected
+    result = fused.batch_norm(x, mean.clone(), variance.clone(), weight, bias, training, activation=activation)
+    gradients = [
+        torch.autograd.grad(each.flatten(2).transpose(1, 2), (x, weight, bias), g) for each in (result, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
 def test_the_average_of_all_batches() -> None:
     norm = torch.nn.BatchNorm1d(4, momentum=None)
     mean, variance, count = torch.zeros(4), torch.ones(4), torch.tensor(0)

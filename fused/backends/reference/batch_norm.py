@@ -144,6 +144,8 @@ def _by_kernel(
     wanted = [needs[0] and of_batch, *needs[1:3]]
     of_x = of_weight = of_bias = None
     if any(wanted):
+        if x.shape[0] == 1 and d.stride() != x.stride():
+            d = torch.empty_like(x).copy_(d)  # of one sample the kernel mistakes channels last for contiguous memory
         kernel = _aten.native_batch_norm_backward
         of_x, of_weight, of_bias = kernel(d, x, weight, None, None, mean, rstd, True, 0.0, wanted)
     if needs[0] and not of_batch:

@@ -38,7 +38,7 @@ or a :class:`Value`."""
 
 
 def structure(value: Any) -> Expected:
-    """Return the kinds of all that the tracked output ``value`` holds now: its caller may write to it later."""
+    """Return the kinds of everything in the tracked output ``value``, before its caller may write to it."""
     is_checked = isinstance(value, (tuple, list, *_VALUES)) or is_plain_mapping(value) or _is_plain_record(value)
     return tuple(_structure(value, ())) if is_checked else ()
 

@@ -96,6 +96,13 @@ class ScalarNode:
             return self._wrap(value)
         return ScalarNode(self.tracer, self.tracer.emit_scalar(function, operands, value), value)
 
+    def round(self, ndigits: int | None = None) -> ScalarNode:
+        """Round as Python does. torch hands the number of digits as it is."""
+        return self.compute(round, *(() if ndigits is None else (self._wrap(ndigits),)))
+
+    def is_integer(self) -> ScalarNode:
+        return self.compute(is_whole)
+
     def sym_ite(self, then: ScalarNode, otherwise: ScalarNode) -> ScalarNode:
         return then if self.known() else otherwise
 
@@ -134,7 +141,6 @@ _OPERATIONS: dict[str, Callable[..., Number]] = {
     "ceil": math.ceil,
     "floor": math.floor,
     "trunc": math.trunc,
-    "round": round,
     "sym_sqrt": math.sqrt,
     "lshift": operator.lshift,
     "rshift": operator.rshift,
@@ -168,3 +174,52 @@ def scalar_of(value: Any) -> ScalarNode | None:
     if isinstance(value, SYMBOLIC_TYPES) and isinstance(value.node, ScalarNode):
         return value.node
     return None
+
+
+def computed(tracer: Trace, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function without effects on numbers, some of them symbolic.
+
+    A number that it returns is computed by the graph; anything else binds the graph to the numbers given.
+    """
+    scalars = [scalar_of(each) for each in args]
+    value = function(*(each if scalar is None else scalar.value for each, scalar in zip(args, scalars, strict=True)))
+    if type(value) in (bool, int, float):
+        return symbolic(tracer, tracer.emit_scalar(function, tracer.as_nodes(args), value), value)
+    for scalar in scalars:
+        if scalar is not None:
+            scalar.known()
+    return value
+
+
+def is_whole(number: float) -> bool:
+    """Check whether ``number`` has no fraction (graph target)."""
+    return number.is_integer()
+
+
+def of_number(name: str, number: Number, *args: Any) -> Any:
+    """Return an attribute of a number, or the result of its method (graph target)."""
+    found = getattr(number, name)
+    return found(*args) if callable(found) else found
+
+
+class NumberMethod:
+    """Method of Python's numbers, bound to a symbolic one."""
+
+    def __init__(self, number: Any, name: str) -> None:
+        self.number, self.name = number, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        scalar: ScalarNode = self.number.node
+        if kwargs:
+            return getattr(scalar.known(), self.name)(*args, **kwargs)
+        return computed(scalar.tracer, of_number, self.name, self.number, *args)
+
+
+def attribute_of_number(number: Any, name: str) -> Any:
+    """Return attribute ``name`` of a symbolic number, as a Python number has it."""
+    scalar: ScalarNode = number.node
+    if hasattr(type(number), name) or not hasattr(scalar.value, name):
+        return getattr(number, name)
+    if callable(getattr(scalar.value, name)):
+        return NumberMethod(number, name)
+    return computed(scalar.tracer, of_number, name, number)

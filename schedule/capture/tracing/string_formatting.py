@@ -77,6 +77,19 @@ for _name in set(dir(str)) - _FURTHER - _OF_OBJECTS - {"format", "join", "__getn
     setattr(MarkedString, _name, _use(_name))
 
 
+class DisplayedNumber:
+    """Symbolic number to be formatted, by any format of Python's numbers."""
+
+    def __init__(self, strings: Strings, scalar: Scalar) -> None:
+        self.strings, self.scalar = strings, scalar
+
+    def __format__(self, specification: str) -> str:
+        return self.strings.of(self.scalar, specification)
+
+    def __repr__(self) -> str:
+        return self.strings.of(self.scalar)
+
+
 class Strings:
     """Formatting of sizes in one trace.
 
@@ -89,12 +102,12 @@ class Strings:
     def __init__(self, exact: bool) -> None:
         self.exact, self.written, self.used = exact, False, ""
 
-    def of(self, scalar: Scalar) -> str:
+    def of(self, scalar: Scalar, specification: str = "") -> str:
         """Return ``scalar`` as a string."""
         if self.exact:
-            return str(scalar.known())
+            return format(scalar.known(), specification)
         self.written = True
-        return f"{scalar.value}{_MARK}"
+        return format(scalar.value, specification) + _MARK
 
     def of_tensor(self, number: Any, specification: str = "") -> str:
         """Return a tensor as a string: its number if it holds only one, else a marked string."""

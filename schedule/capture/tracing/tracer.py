@@ -41,6 +41,7 @@ from schedule.capture.tracing.pieces import guard_number
 from schedule.capture.tracing.reading.decimals import refusing_flags
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.natives import HANDLERS
+from schedule.capture.tracing.reading.numbers import NUMBER_HANDLERS
 from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.seeding import seeding_handlers
 from schedule.capture.tracing.reading.sources import Const, Self
@@ -99,7 +100,7 @@ class ModuleTracer(TorchFunctionMode):
         self.opaque = OpaqueTracker(self)
         self.regions = RegionTracker(self)
         self.functions = FunctionTracker(self)
-        self.evaluator = Evaluator(self, HANDLERS | seeding_handlers())
+        self.evaluator = Evaluator(self, HANDLERS | NUMBER_HANDLERS | seeding_handlers())
         self.calls = ModuleCalls(self, enter, use_recorded_outputs)
         self.state = StateNodes(self)
 

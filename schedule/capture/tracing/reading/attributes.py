@@ -20,6 +20,7 @@ from schedule.capture.tracing.reading.reads import Reads
 from schedule.capture.tracing.reading.resolution import ABSENT, class_of, is_mutable
 from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, Source
 from schedule.capture.tracing.result_kinds import is_result
+from schedule.capture.tracing.scalars import attribute_of_number, scalar_of
 
 TABLES = ("_parameters", "_buffers", "_modules")
 BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
@@ -42,6 +43,8 @@ class AttributeReads(Reads):
         cls = type(owner)
         if self.on and isinstance(owner, _Watched):
             return self._of_watched(owner, name)
+        if self.on and scalar_of(owner) is not None:
+            return attribute_of_number(owner, name)
         if not self.on or isinstance(owner, _TRACKED):
             return getattr(owner, name)
         if isinstance(owner, torch.Tensor):

@@ -35,7 +35,7 @@ from schedule.capture.tracing.reading.protected import Protected, may_swallow
 from schedule.capture.tracing.reading.queries import KNOWN_MANAGERS, name_of
 from schedule.capture.tracing.reading.sources import Attr, Const, Item, Source
 from schedule.capture.tracing.regions import TrackedBlock, TrackedFlags, sets_flags
-from schedule.capture.tracing.scalars import scalar_of, symbolic
+from schedule.capture.tracing.scalars import NumberMethod, scalar_of, symbolic
 from schedule.util.errors import TraceError
 
 _READING = {"update", "extend", "extendleft", "union", "intersection", "difference", "symmetric_difference"}
@@ -245,6 +245,8 @@ class Calling(NativeCalls):
 
     def _call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner = getattr(function, "__self__", None)
+        if type(function) in _UNBOUND and args and scalar_of(args[0]) is not None:
+            return self.call(self.attr(args[0], function.__name__), *args[1:], **kwargs)
         if type(function) in _UNBOUND and args:
             bound = function.__get__(args[0], type(args[0]))
             if type(bound) in _BUILTIN and not isinstance(args[0], torch.Tensor):
@@ -277,6 +279,8 @@ class Calling(NativeCalls):
         return symbolic(self.tracer, self.tracer.emit_scalar(function, self.tracer.as_nodes(args), value), value)
 
     def _call_object(self, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(value, NumberMethod):
+            return value(*args, **kwargs)
         if self.on and type(value).__name__ == "ufunc" and any(map(scalar_of, args)) and not kwargs:
             return self._call_ufunc(value, args)
         caller = None if isinstance(value, _Watched) or not self.on else self.resolve_of(value, "__call__")

@@ -238,8 +238,8 @@ class Here:
 
 
 _OPERATIONS = (
-    "attr", "item", "call", "truth", "operand", "shown", "formatted", "key", "iterate", "mapping", "context",
-    "protected", "augmented", "is_", "is_not", "eq", "ne", "in_", "not_in",
+    "attr", "item", "call", "truth", "operand", "inverted", "displayed", "formatted", "key", "iterate", "mapping",
+    "context", "protected", "augmented", "is_", "is_not", "eq", "ne", "in_", "not_in",
     "set_attr", "set_item", "del_attr", "del_item",
     "import_from", "is_singleton", "sequence_parts", "mapping_parts", "class_parts",
 )  # fmt: skip

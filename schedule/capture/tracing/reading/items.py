@@ -19,6 +19,8 @@ from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, snapshot
 from schedule.capture.tracing.reading.resolution import ABSENT
 from schedule.capture.tracing.reading.sources import Const, Item, Query, Source, described
+from schedule.capture.tracing.scalars import computed, scalar_of
+from schedule.capture.tracing.string_formatting import DisplayedNumber
 
 _MOST_TENSORS = 64
 
@@ -226,6 +228,17 @@ class ItemReads(AttributeReads):
         if is_changeable(value) or not is_fixed(value):
             raise self.refused(f"the forward shows a {type(value).__name__}, {described(source)}")
         return value
+
+    def inverted(self, value: Any) -> Any:
+        """Evaluate ``~value``."""
+        if scalar_of(value) is not None:
+            return computed(self.tracer, operator.invert, value)
+        return ~self.operand(value)
+
+    def displayed(self, value: Any) -> Any:
+        """Return ``value`` for formatting, as :meth:`shown`; a symbolic number takes any format."""
+        scalar = scalar_of(value)
+        return self.shown(value) if scalar is None else DisplayedNumber(self.tracer.strings, scalar)
 
     def formatted(self, value: Any) -> Any:
         """Return the result of formatting, marked if it names an open size."""

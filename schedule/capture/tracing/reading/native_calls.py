@@ -77,6 +77,9 @@ class NativeCalls(ItemReads):
                 "the forward draws a random number outside torch, which a graph would repeat for ever",
                 "draw it with torch, or keep the module that draws it a leaf (`leaves=(…,)`)",
             )
+        if isinstance(owner, str) and function.__name__ == "format":
+            args = tuple(map(self.displayed, args))
+            kwargs = {key: self.displayed(each) for key, each in kwargs.items()}
         if isinstance(owner, (str, bytes)):  # join, which goes through an iterator of the forward's own to its end
             args = tuple(tuple(each) if self._is_own_iterator(each) else each for each in args)
         if root not in _WITHOUT_READING:

@@ -200,7 +200,7 @@ def _of_shown(function: Any) -> Handler:
     return handler
 
 
-for _shown in (int, float, complex, str, repr, format, hash, abs, round, divmod, pow, bytes, slice):
+for _shown in (int, float, complex, str, repr, hash, abs, bytes, slice):
     HANDLERS[_shown] = _of_shown(_shown)
 
 

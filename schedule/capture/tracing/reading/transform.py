@@ -174,6 +174,8 @@ class Transformer(MatchPatterns):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Invert):
+            return self._here("inverted", node, operand)
         made = self._truth(operand) if isinstance(node.op, ast.Not) else self._operand(operand)
         return ast.copy_location(ast.UnaryOp(node.op, made), node)
 
@@ -189,7 +191,7 @@ class Transformer(MatchPatterns):
     visit_If = visit_While = visit_IfExp = visit_Assert = _tested
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
-        node.value = self._here("shown", node, self.visit(node.value))
+        node.value = self._here("displayed", node, self.visit(node.value))
         if node.format_spec is not None:
             self.generic_visit(node.format_spec)
         return node

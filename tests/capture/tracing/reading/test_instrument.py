@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import linecache
+import operator
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -70,8 +71,9 @@ class Plain:
     def same(self, value: Any) -> Any:
         return value
 
-    truth = operand = shown = formatted = key = iterate = mapping = context = same
+    truth = operand = displayed = formatted = key = iterate = mapping = context = same
     slice = staticmethod(slice)
+    inverted = staticmethod(operator.invert)
     is_ = staticmethod(lambda a, b: a is b)
     is_not = staticmethod(lambda a, b: a is not b)
     eq = staticmethod(lambda a, b: a == b)
