@@ -33,8 +33,7 @@ Gated residual sums, on one core of a busy machine: 1.0 to 1.4 up to 2^18, 0.8 t
 to 1.1 of ``torch.compile``, which reads and writes the same bytes.
 
 Batch norms with ReLU, on one core: 1.0 to 1.1 at 2^20, 0.8 to 1.0 at 2^22; with a residual sum 1.0 to 1.1 and 0.9 to
-1.05. In a ResNet-50 those of 3·2^20 cost 2 % of a step: torch's own kernels of a batch norm are as good, and a ReLU costs
-little.
+1.05. In a ResNet-50 those of 3·2^20 elements cost 2 % of a step: torch's own kernels of a batch norm are as good.
 
 Group norms with SiLU were measured on one core: 1.2 to 1.4 below 2^22, since the norm is computed again, and 0.8 to 1.0
 from there on; with a scale and shift 1.5 at 2^17, 0.5 at 2^21, 0.2 at 2^23. So were adaptive layer norms: 1.8 at 2^15,
