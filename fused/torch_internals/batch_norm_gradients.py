@@ -32,6 +32,11 @@ def is_wrong() -> bool:
     return not torch.equal(*of_x)
 
 
+def strided_like(g: Tensor, x: Tensor) -> Tensor:
+    """Return g with the strides of x, of the same shape: of such a gradient the kernel makes no mistake."""
+    return g if g.stride() == x.stride() else torch.empty_like(x).copy_(g)
+
+
 @contextmanager
 def corrected_gradients() -> Iterator[None]:
     """Make all gradients of batch norms right within the block."""
@@ -51,5 +56,4 @@ def corrected_gradients() -> Iterator[None]:
 def _backward(g: Tensor, x: Tensor, *rows_and_settings: Any) -> Any:
     """Run torch's kernel by another operator, on a gradient with the strides of x."""
     reserved = torch.empty(0, dtype=torch.uint8)
-    like = g if g.stride() == x.stride() else torch.empty_like(x).copy_(g)
-    return torch.ops.aten.batch_norm_backward(like, x, *rows_and_settings, reserved)
+    return torch.ops.aten.batch_norm_backward(strided_like(g, x), x, *rows_and_settings, reserved)

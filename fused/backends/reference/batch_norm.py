@@ -20,6 +20,7 @@ from fused.backends.reference.activations import (
 )
 from fused.backends.reference.numbers import beside, compute_dtype
 from fused.backends.tracing import is_compiled, needs_reference, watched
+from fused.torch_internals.batch_norm_gradients import strided_like
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
@@ -144,8 +145,7 @@ def _by_kernel(
     wanted = [needs[0] and of_batch, *needs[1:3]]
     of_x = of_weight = of_bias = None
     if any(wanted):
-        if x.shape[0] == 1 and d.stride() != x.stride():
-            d = torch.empty_like(x).copy_(d)  # of one sample the kernel mistakes channels last for contiguous memory
+        d = strided_like(d, x) if x.shape[0] == 1 else d
         kernel = _aten.native_batch_norm_backward
         of_x, of_weight, of_bias = kernel(d, x, weight, None, None, mean, rstd, True, 0.0, wanted)
     if needs[0] and not of_batch:
