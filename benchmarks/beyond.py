@@ -2,7 +2,7 @@
 
 Real architectures of timm, diffusers and x-transformers, which ``make sweep-beyond`` installs into ``build/libraries``,
 with random weights and no dropout. One line per model and candidate: processor time of a training step relative to the
-original (medians of interleaved rounds with quartiles), and the bytes that a forward pass keeps for backward; of
+original in the same round (medians with quartiles), and the bytes that a forward pass keeps for backward; of
 convolutional models also a forward pass in evaluation, with ``rules=["default", "inference"]`` in a flat graph. Results
 of all candidates are compared before anything is measured. On a shared machine only the ratios are meaningful. Models
 may be measured one by one: the results of the others stay in the JSON.

@@ -50,13 +50,12 @@ def _table(measured: Mapping[str, Mapping[str, Figures]]) -> Table:
     columns = {key: isinstance(figure, Timing) for *_, figures in rows for key, figure in figures.items()}
     table = Table("model", "candidate", *(f"{key} ×" if timed else f"{key}, MiB" for key, timed in columns.items()))
     for name, candidate, figures in rows:
-        original = next(iter(measured[name].values()))
-        table.add_row(name, candidate, *(_cell(figures.get(key), original.get(key)) for key in columns))
+        table.add_row(name, candidate, *(_cell(figures.get(key)) for key in columns))
     return table
 
 
-def _cell(figure: Timing | int | None, original: Timing | int | None) -> str:
+def _cell(figure: Timing | int | None) -> str:
     if not isinstance(figure, Timing):
         return "" if figure is None else f"{figure / 2**20:.0f}"
-    unit = original.median if isinstance(original, Timing) else 1.0
-    return f"{figure.median / unit:.2f} ({figure.low / unit:.2f}–{figure.high / unit:.2f})"
+    median, low, high = figure.ratios
+    return f"{median:.2f} ({low:.2f}–{high:.2f})"

@@ -22,20 +22,33 @@ class Timing:
         median: median of the rounds.
         low: first quartile.
         high: third quartile.
+        ratios: median, first and third quartile of the time relative to the first candidate in the same round. The load
+            of the machine, which changes from round to round, cancels out.
     """
 
     median: float
     low: float
     high: float
-
-    @classmethod
-    def of(cls, seconds: list[float]) -> Timing:
-        """Return the summary of one figure per round."""
-        low, median, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
-        return cls(median, low, high)
+    ratios: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     def __str__(self) -> str:
         return f"{self.median * 1e6:.1f} µs [{self.low * 1e6:.1f}, {self.high * 1e6:.1f}]"
+
+
+def summarized(seconds: Mapping[str, list[float]]) -> dict[str, Timing]:
+    """Return the timing of each candidate from one figure per round."""
+    first = next(iter(seconds.values()), [])
+    found = {}
+    for name, figures in seconds.items():
+        ratios = [figure / other for figure, other in zip(figures, first, strict=True)]
+        found[name] = Timing(*_quartiles(figures), ratios=_quartiles(ratios))
+    return found
+
+
+def _quartiles(figures: list[float]) -> tuple[float, float, float]:
+    """Return the median, the first and the third quartile."""
+    low, median, high = statistics.quantiles(figures, n=4) if len(figures) > 1 else figures * 3
+    return median, low, high
 
 
 def interleaved(
@@ -60,7 +73,7 @@ def interleaved(
             for _ in range(calls):
                 candidates[name]()
             seconds[name].append((clock() - start) / calls)
-    return {name: Timing.of(values) for name, values in seconds.items()}
+    return summarized(seconds)
 
 
 def write_json(path: Path, results: Any) -> None:

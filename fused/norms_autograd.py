@@ -74,6 +74,8 @@ def layer_norm_forward(
     """Run the forward formula on the requested backend."""
     # On the CPU torch's own kernel is faster, even with a separate sum before it.
     backend = requested() or ("reference" if x.is_cpu else None)
+    if backend == "reference" and residual is None and memory_format == torch.contiguous_format:
+        x = x.contiguous()  # as torch's kernel does by itself, whose result would be permuted back and forth
     args = (x, residual, weight, bias)
     normed, *others = LAYER_NORM.run("forward", args, backend, eps=eps, out_dtype=out_dtype)
     return formatted(normed, memory_format), *others

@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fused
 import schedule
 from schedule.runtime.scheduled import FallbackWarning, state_of
 from schedule.util.named_values import call
 from tests import beyond
+from tests.dispatched import Calls
 
 Tensor = torch.Tensor
 
@@ -169,18 +169,6 @@ def test_experts_without_tokens() -> None:
 
 
 # -- torch's own encoder --------------------------------------------------------------------------------------
-
-
-class Calls(TorchDispatchMode):
-    """Names of the operations that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.__name__.partition(".")[0])
-        return func(*args, **(kwargs or {}))
 
 
 def kernels(model: nn.Module, *inputs: Tensor) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import Timing
+from benchmarks.timing import Timing, summarized
 
 Call = Callable[[], Any]
 Ready = Callable[[int], Call]
@@ -31,7 +31,7 @@ class Clock:
         for number in range(rounds):
             for name, ready in candidates.items():
                 seconds[name].append(self._once(ready(number)))
-        return {name: Timing.of(values) for name, values in seconds.items()}
+        return summarized(seconds)
 
     def back_to_back(self, candidates: Mapping[str, Ready], rounds: int, calls: int) -> dict[str, Timing]:
         """Time runs of calls by the processor's clock, up to the end of the work: what a launch costs counts."""
@@ -46,7 +46,7 @@ class Clock:
                 self.synchronize()
                 if number >= 0:
                     seconds[name].append((time.perf_counter() - start) / calls)
-        return {name: Timing.of(values) for name, values in seconds.items()}
+        return summarized(seconds)
 
     def synchronize(self) -> None:
         """Wait for the card."""

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import fused
+from tests.dispatched import Calls
 from tests.fused.cases_norms import EPS, eager_layer_norm, eager_rms_norm
 
 
@@ -30,6 +31,18 @@ def test_agrees_with_torch(xrwb):
     x, _, weight, bias = (t.bfloat16() for t in xrwb)
     assert torch.equal(fused.rms_norm(x, weight, EPS, casting="torch"), F.rms_norm(x, (8,), weight, EPS))
     assert torch.equal(fused.layer_norm(x, weight, bias, EPS), F.layer_norm(x, (8,), weight, bias, EPS))
+
+
+def test_a_transposed_input_is_copied_once_for_a_contiguous_result():
+    x, weight = torch.randn(2, 8, 5).transpose(1, 2), torch.randn(8)
+    for operands in ((x, weight, None), (x.detach().requires_grad_(), weight, None)):
+        with Calls() as calls:
+            normed = fused.layer_norm(*operands)
+        assert [name for name in calls.names if name in ("clone", "copy_", "native_layer_norm")] == [
+            "clone",
+            "native_layer_norm",
+        ]
+        assert torch.equal(normed, F.layer_norm(x, (8,), weight, eps=EPS))
 
 
 def test_wrong_variants_are_told_apart(xrwb):
