@@ -99,7 +99,7 @@ def _rule(
     activation: str,
     *,
     formulas: tuple[Callable[[Value], Value], ...] = (),
-    slow_singles: tuple[Callable[[Value], Value], ...] = (),
+    slow_singles: dict[Callable[[Value], Value], str] | None = None,
     singles: tuple[Callable[[Value], Value], ...] = (),
     formula_forms: tuple[Callable[[Tensor], Tensor], ...] = (),
     single_forms: tuple[Callable[[Tensor], Tensor], ...] = (),
@@ -112,7 +112,8 @@ def _rule(
     Args:
         activation: its name in ``fused.bias_activation``.
         formulas: patterns of its forms with several operations.
-        slow_singles: patterns of its forms with one operation that torch has a slow kernel for.
+        slow_singles: patterns of its forms with one operation that torch has a slow kernel for, each with its kind in
+            :data:`THRESHOLDS`.
         singles: patterns of its forms with one operation; without a bias, there is nothing to gain from these.
         formula_forms, single_forms: the activation as models write it, for the proof; the latter with a bias only.
         refused: lookalikes that the rule must not match.
@@ -125,7 +126,8 @@ def _rule(
     def size(kind: str) -> Judge:
         return lambda graph_match: small(kind, spec_of(graph_match.inputs["x"]))
 
-    by_way = dict.fromkeys(formulas, size("formula")) | dict.fromkeys(slow_singles, size("single, slow"))
+    by_way = dict.fromkeys(formulas, size("formula"))
+    by_way |= {way: size(kind) for way, kind in (slow_singles or {}).items()}
     alone = {_alone(way, way.__name__): judge for way, judge in by_way.items()}
     by_way |= dict.fromkeys(singles, profitability_of_single or size("single"))
     biased = {_with_bias(way, way.__name__): judge for way, judge in by_way.items()}
@@ -163,7 +165,7 @@ def _biased_form(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Te
 GELU_TANH = _rule(
     "gelu_tanh",
     formulas=(tanh_of_cube, tanh_of_square),
-    singles=(gelu_tanh,),
+    slow_singles={gelu_tanh: "single, gelu_tanh"},
     formula_forms=(
         lambda x: 0.5 * x * (1.0 + torch.tanh(SQRT_2_OVER_PI * (x + 0.044715 * torch.pow(x, 3.0)))),
         lambda x: x * 0.5 * (1.0 + torch.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x**3))),
@@ -209,7 +211,7 @@ SILU = _rule(
 MISH = _rule(
     "mish",
     formulas=(tanh_of_softplus,),
-    slow_singles=(F.mish,),
+    slow_singles={F.mish: "single, mish"},
     formula_forms=(lambda x: F.softplus(x).tanh() * x, nn.Mish()),
     single_forms=(lambda x: F.mish(x, inplace=True),),
     refused=(
