@@ -2,10 +2,11 @@
 
 Real architectures of timm, diffusers and x-transformers, which ``make sweep-beyond`` installs into ``build/libraries``,
 with random weights and no dropout. One line per model and candidate: processor time of a training step relative to the
-original in the same round (medians with quartiles), and the bytes that a forward pass keeps for backward; of
-convolutional models also a forward pass in evaluation, with ``rules=["default", "inference"]`` in a flat graph. Results
-of all candidates are compared before anything is measured. On a shared machine only the ratios are meaningful. Models
-may be measured one by one: the results of the others stay in the JSON.
+original (the least of all rounds; then the median of the ratios in each round, with quartiles), and the bytes that a
+forward pass keeps for backward; of convolutional models also a forward pass in evaluation, with
+``rules=["default", "inference"]`` in a flat graph. Results of all candidates are compared before anything is measured.
+On a shared machine only the ratios are meaningful. Models may be measured one by one: the results of the others stay in
+the JSON.
 """
 
 from __future__ import annotations

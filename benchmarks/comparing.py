@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -45,17 +46,19 @@ def _plain(figures: Figures) -> dict[str, object]:
 
 
 def _table(measured: Mapping[str, Mapping[str, Figures]]) -> Table:
-    """Return one line for each model and candidate: times relative to the original, bytes in MiB."""
+    """Return one line for each model and candidate: MiB, and the least and the median time relative to the original."""
     rows = [(name, candidate, figures) for name, each in measured.items() for candidate, figures in each.items()]
     columns = {key: isinstance(figure, Timing) for *_, figures in rows for key, figure in figures.items()}
     table = Table("model", "candidate", *(f"{key} ×" if timed else f"{key}, MiB" for key, timed in columns.items()))
     for name, candidate, figures in rows:
-        table.add_row(name, candidate, *(_cell(figures.get(key)) for key in columns))
+        original = next(iter(measured[name].values()))
+        table.add_row(name, candidate, *(_cell(figures.get(key), original.get(key)) for key in columns))
     return table
 
 
-def _cell(figure: Timing | int | None) -> str:
+def _cell(figure: Timing | int | None, original: Timing | int | None) -> str:
     if not isinstance(figure, Timing):
         return "" if figure is None else f"{figure / 2**20:.0f}"
     median, low, high = figure.ratios
-    return f"{median:.2f} ({low:.2f}–{high:.2f})"
+    least = original.least if isinstance(original, Timing) else math.nan
+    return f"{figure.least / least:.2f}, {median:.2f} ({low:.2f}–{high:.2f})"

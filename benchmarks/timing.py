@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 import time
@@ -24,12 +25,14 @@ class Timing:
         high: third quartile.
         ratios: median, first and third quartile of the time relative to the first candidate in the same round. The load
             of the machine, which changes from round to round, cancels out.
+        least: of all rounds. What else the machine does can only add to a time, so this varies least from run to run.
     """
 
     median: float
     low: float
     high: float
     ratios: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    least: float = math.nan
 
     def __str__(self) -> str:
         return f"{self.median * 1e6:.1f} µs [{self.low * 1e6:.1f}, {self.high * 1e6:.1f}]"
@@ -41,7 +44,7 @@ def summarized(seconds: Mapping[str, list[float]]) -> dict[str, Timing]:
     found = {}
     for name, figures in seconds.items():
         ratios = [figure / other for figure, other in zip(figures, first, strict=True)]
-        found[name] = Timing(*_quartiles(figures), ratios=_quartiles(ratios))
+        found[name] = Timing(*_quartiles(figures), ratios=_quartiles(ratios), least=min(figures))
     return found
 
 

@@ -22,43 +22,46 @@ FP8 = torch.float8_e4m3fn
 def _rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     """Return the inputs as [rows, hidden] for compiled code, and a function to reshape the results.
 
-    If gate and up are the halves of one tensor, that tensor is passed.
+    If gate and up are the halves of one tensor, that tensor is passed: as the gate, or as the up if that comes first.
     """
     *first, y, up, bias, weights, offset, clamp = args
-    whole = None if up is None else _whole(y, up)
+    up_first = up is not None and up.storage_offset() < y.storage_offset()
+    whole = None if up is None else _whole(up, y) if up_first else _whole(y, up)
     if whole is not None:
         y, up = whole, None
 
-    flat, in_shape = as_rows([*first, y, up, bias, weights, offset, clamp])
+    (*flat, y, up, bias, weights, offset, clamp), in_shape = as_rows([*first, y, up, bias, weights, offset, clamp])
+    if whole is not None and up_first:
+        y, up = None, y
 
     def finish(result: Any) -> Any:
         if not isinstance(result, tuple):
             return in_shape(result)
         dy, dup, dbias, dweights = in_shape(result)
         if whole is not None and dy is not None:
-            dy, dup = dy.chunk(2, -1)
+            dy, dup = reversed(dy.chunk(2, -1)) if up_first else dy.chunk(2, -1)
         return dy, dup, dbias, dweights
 
-    return flat, finish
+    return [*flat, y, up, bias, weights, offset, clamp], finish
 
 
-def _whole(gate: Tensor, up: Tensor) -> Tensor | None:
+def _whole(first: Tensor, second: Tensor) -> Tensor | None:
     """Return the contiguous tensor with these two as its halves, or None if there is none."""
-    half = gate.shape[-1]
+    half = first.shape[-1]
     strides = [1]
     size = 2 * half
-    for length in reversed(gate.shape[:-1]):
+    for length in reversed(first.shape[:-1]):
         strides.insert(0, size)
         size *= length
     if (
-        gate.dtype != up.dtype
-        or gate.stride() != up.stride()
-        or gate.stride() != tuple(strides)
-        or up.storage_offset() - gate.storage_offset() != half
-        or up.untyped_storage().data_ptr() != gate.untyped_storage().data_ptr()
+        first.dtype != second.dtype
+        or first.stride() != second.stride()
+        or first.stride() != tuple(strides)
+        or second.storage_offset() - first.storage_offset() != half
+        or second.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
     ):
         return None
-    return gate.as_strided((*gate.shape[:-1], 2 * half), strides)
+    return first.as_strided((*first.shape[:-1], 2 * half), strides)
 
 
 # Elements from which compiled code is faster, forward and backward together: more if torch has kernels for both passes.

@@ -60,8 +60,15 @@ _PAIRS: dict[str, Callable[[Tensor], Pair]] = {
 }
 
 
+def _halves(whole: Tensor | None) -> Pair:
+    """Return the gate, which is the second half, and the up."""
+    assert whole is not None
+    half = whole.shape[-1] // 2
+    return whole.narrow(-1, half, half), whole.narrow(-1, 0, half)
+
+
 def gated_activation(
-    y: Tensor,
+    y: Tensor | None,
     up: Tensor | None,
     bias: Tensor | None,
     weights: Tensor | None,
@@ -70,7 +77,13 @@ def gated_activation(
     *,
     activation: str,
 ) -> Tensor:
-    """Compute the reference formula of this name."""
+    """Compute the reference formula of this name.
+
+    Args:
+        y, up: as there; or None and a tensor with the up in its first half and the gate in its second.
+    """
+    if y is None:
+        y, up = _halves(up)
     half = y.shape[-1] // 2 if up is None else y.shape[-1]
     gate, linear, dtype = operands(y, up, bias, weights, half)
     gate, linear = limited(gate, linear, offset, clamp)
@@ -80,7 +93,7 @@ def gated_activation(
 
 def gated_activation_backward(
     g: Tensor,
-    y: Tensor,
+    y: Tensor | None,
     up: Tensor | None,
     bias: Tensor | None,
     weights: Tensor | None,
@@ -93,7 +106,11 @@ def gated_activation_backward(
     """Compute the gradients of the reference formula, except for the bias.
 
     For the bias, returns the gradient of y + bias not yet summed, or None if the gradient of y can be summed for it.
+    For two halves of one tensor, returns its gradient as that of y.
     """
+    is_whole, up_first = y is None or up is None, y is None
+    if y is None:
+        y, up = _halves(up)
     # The half is g's size, not a quotient: otherwise the compiler treats two equal sizes as different.
     gate, linear, _ = operands(y, up, bias, weights, g.shape[-1])
     g = g.to(gate.dtype)
@@ -108,7 +125,7 @@ def gated_activation_backward(
         # Not a product: a gradient of NaN or infinity must become 0 where the slope is 0.
         dgate = torch.where(_FLAT[activation](below), 0, g * level)
     dgate, dlinear = unlimited(dgate, g * a, gate, linear, clamp)
-    if up is not None:
+    if up is not None and not is_whole:
         return (
             dgate.to(y.dtype) if needs[0] else None,
             dlinear.to(up.dtype) if needs[1] else None,
@@ -117,7 +134,8 @@ def gated_activation_backward(
         )
     # Gate and up may be passed as one tensor: it needs a gradient if either of them does.
     wanted = needs[0] or needs[1]
-    dy = torch.cat((dgate.to(y.dtype), dlinear.to(y.dtype)), -1) if wanted else None
+    parts = (dlinear, dgate) if up_first else (dgate, dlinear)
+    dy = torch.cat([part.to(y.dtype) for part in parts], -1) if wanted else None
     unsummed = bias is not None and needs[2] and not (wanted and gate.dtype == y.dtype)
     return dy, None, torch.cat((dgate, dlinear), -1) if unsummed else None, dweights
 

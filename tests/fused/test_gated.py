@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import fused
-from fused.gated_autograd import restored, stored
+from fused.gated_autograd import GATED_ACTIVATION, restored, stored
 from tests.fused.cases_activations import EAGER
 
 FAMILIES = {"swiglu": "silu", "geglu": "gelu_tanh", "reglu": "relu", "quick_geglu": "quick_gelu"}
@@ -215,6 +215,15 @@ def test_halves_of_one_tensor(backend, values_and_gradients, request):
             mine = values_and_gradients(ours, part, y)
         gates = values_and_gradients(lambda t, cut=cut: F.silu(cut(t)[0]) * cut(t)[1], part, y)
         torch.testing.assert_close(mine, gates, rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_compiled_code_gets_the_halves_of_one_tensor_without_copying_them():
+    y, _, _, g = tensors((3, 5, 34), torch.float32)
+    first, second = y.chunk(2, -1)
+    for gate, up in ((first, second), (second, first)):
+        inputs, _ = GATED_ACTIVATION.canonical((g, gate, up, None, None, None, None))
+        whole = [each for each in inputs if each is not None][1]
+        assert whole.is_contiguous() and whole.data_ptr() == y.data_ptr() and whole.numel() == y.numel()
 
 
 def test_weights_of_another_dtype(values_and_gradients):
