@@ -245,9 +245,9 @@ class Calling(NativeCalls):
 
     def _call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner = getattr(function, "__self__", None)
-        if type(function) in _UNBOUND and args and scalar_of(args[0]) is not None:
-            return self.call(self.attr(args[0], function.__name__), *args[1:], **kwargs)
         if type(function) in _UNBOUND and args:
+            if scalar_of(args[0]) is not None:
+                return self.call(self.attr(args[0], function.__name__), *args[1:], **kwargs)
             bound = function.__get__(args[0], type(args[0]))
             if type(bound) in _BUILTIN and not isinstance(args[0], torch.Tensor):
                 return self._call_builtin(bound, args[1:], kwargs)
