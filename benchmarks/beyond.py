@@ -2,11 +2,11 @@
 
 Real architectures of timm, diffusers and x-transformers, which ``make sweep-beyond`` installs into ``build/libraries``,
 with random weights and no dropout. One line per model and candidate: processor time of a training step relative to the
-original (the least of all rounds; then the median of the ratios in each round, with quartiles), and the bytes that a
-forward pass keeps for backward; of convolutional models also a forward pass in evaluation, with
-``rules=["default", "inference"]`` in a flat graph. Results of all candidates are compared before anything is measured.
-On a shared machine only the ratios are meaningful. Models may be measured one by one: the results of the others stay in
-the JSON.
+original (the least of all rounds; then the median of the ratios in each round, with quartiles), the same operation by
+operation (see :mod:`benchmarks.operations`), and the bytes that a forward pass keeps for backward; of convolutional
+models also a forward pass in evaluation, with ``rules=["default", "inference"]`` in a flat graph. Results of all
+candidates are compared before anything is measured. On a shared machine only the ratios are meaningful. Models may be
+measured one by one: the results of the others stay in the JSON.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 import schedule
-from benchmarks.comparing import Figures, compare
-from benchmarks.timing import Timing, interleaved
+from benchmarks.comparing import Figure, Figures, compare
+from benchmarks.operations import interleaved_by_operation, profiled_kernels
+from benchmarks.timing import interleaved
 from schedule.report.costs import kept_bytes
 from schedule.util.named_values import named_tensors
 from tests.sweep.beyond.timm import library as timm
@@ -155,20 +156,28 @@ def _candidates(model: nn.Module, batch: Batch, candidates: Mapping[str, Candida
     return losses
 
 
+def _timed(what: str, functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, Figure]]:
+    """Return candidate → the times of whole calls, and their time operation by operation."""
+    whole = interleaved(functions, rounds, clock=time.process_time)
+    by_operation = interleaved_by_operation(functions, rounds)
+    return {name: {what: whole[name], f"{what}, operations": by_operation[name]} for name in functions}
+
+
+@profiled_kernels()
 def measured(model: Model, rounds: int) -> dict[str, Figures]:
-    """Return candidate → seconds of a training step, bytes kept for backward, and seconds of an evaluation."""
+    """Return candidate → bytes kept for backward, and the times of a training step and of an evaluation."""
     torch.manual_seed(0)
     module, batch = model.make().train(), model.batch()
     losses = _candidates(module, batch, TRAINING)
-    figures: dict[str, dict[str, Timing | int]] = {name: {"kept": kept_bytes(loss)} for name, loss in losses.items()}
     steps = {name: (lambda loss=loss: loss().backward()) for name, loss in losses.items()}
-    for name, step in interleaved(steps, rounds, clock=time.process_time).items():
-        figures[name]["step"] = step
+    figures: dict[str, dict[str, Figure]] = {name: {"kept": kept_bytes(loss)} for name, loss in losses.items()}
+    for name, step in _timed("step", steps, rounds).items():
+        figures[name].update(step)
     if model.has_evaluation:
         with torch.no_grad():
             forwards = _candidates(module.eval(), batch, EVALUATION)
-            for name, forward in interleaved(forwards, rounds, clock=time.process_time).items():
-                figures[name]["evaluation"] = forward
+            for name, forward in _timed("evaluation", forwards, rounds).items():
+                figures[name].update(forward)
     return {**figures}
 
 

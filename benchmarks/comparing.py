@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,8 +12,11 @@ from rich.table import Table
 
 from benchmarks.timing import Timing, merge_json
 
-Figures = Mapping[str, Timing | int]
-"""What was measured of a candidate: times, and bytes."""
+Figure = Timing | float | int
+"""The times of several rounds, the seconds of all of them together, or a number of bytes."""
+
+Figures = Mapping[str, Figure]
+"""What was measured of a candidate."""
 
 Measure = Callable[[int], Mapping[str, Figures]]
 """Measure a model in this number of rounds: candidate → its figures. The first candidate is the original."""
@@ -46,19 +48,25 @@ def _plain(figures: Figures) -> dict[str, object]:
 
 
 def _table(measured: Mapping[str, Mapping[str, Figures]]) -> Table:
-    """Return one line for each model and candidate: MiB, and the least and the median time relative to the original."""
+    """Return one line for each model and candidate: MiB, and times relative to the original."""
     rows = [(name, candidate, figures) for name, each in measured.items() for candidate, figures in each.items()]
-    columns = {key: isinstance(figure, Timing) for *_, figures in rows for key, figure in figures.items()}
-    table = Table("model", "candidate", *(f"{key} ×" if timed else f"{key}, MiB" for key, timed in columns.items()))
+    columns = {key: isinstance(figure, int) for *_, figures in rows for key, figure in figures.items()}
+    table = Table("model", "candidate", *(f"{key}, MiB" if is_size else f"{key} ×" for key, is_size in columns.items()))
     for name, candidate, figures in rows:
         original = next(iter(measured[name].values()))
         table.add_row(name, candidate, *(_cell(figures.get(key), original.get(key)) for key in columns))
     return table
 
 
-def _cell(figure: Timing | int | None, original: Timing | int | None) -> str:
-    if not isinstance(figure, Timing):
-        return "" if figure is None else f"{figure / 2**20:.0f}"
-    median, low, high = figure.ratios
-    least = original.least if isinstance(original, Timing) else math.nan
-    return f"{figure.least / least:.2f}, {median:.2f} ({low:.2f}–{high:.2f})"
+def _cell(figure: Figure | None, original: Figure | None) -> str:
+    if figure is None or original is None:
+        return ""
+    if isinstance(figure, Timing):
+        median, low, high = figure.ratios
+        return f"{_seconds(figure) / _seconds(original):.2f}, {median:.2f} ({low:.2f}–{high:.2f})"
+    return f"{figure / 2**20:.0f}" if isinstance(figure, int) else f"{figure / _seconds(original):.2f}"
+
+
+def _seconds(figure: Figure) -> float:
+    """Return the least time of all rounds."""
+    return figure.least if isinstance(figure, Timing) else figure
