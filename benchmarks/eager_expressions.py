@@ -33,6 +33,10 @@ def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     return F.softmax(scores * 0.125 + mask, dim=-1, dtype=torch.float32).to(scores.dtype)
 
 
+def filled_softmax(scores: Tensor, hidden: Tensor) -> Tensor:
+    return F.softmax((scores * 0.125).masked_fill(hidden, -torch.inf), dim=-1)
+
+
 def causal_softmax(scores: Tensor) -> Tensor:
     queries, keys = scores.shape[-2:]
     hidden = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(keys - queries + 1)

@@ -205,6 +205,14 @@ TABLE = [
         frozen=(1,),
     ),
     Row(
+        "filled softmax",
+        eager.filled_softmax,
+        lambda scores, hidden: fused.scaled_masked_softmax(scores, hidden, 0.125, fill=-torch.inf),
+        lambda shape: [torch.randn(shape), _causal_mask(shape) < 0],
+        lambda scores, hidden: _probabilities(scores) + hidden.numel(),
+        sizes=SCORES,
+    ),
+    Row(
         "causal softmax",
         eager.causal_softmax,
         lambda scores: fused.scaled_masked_softmax(scores, None, 0.125, causal=True),

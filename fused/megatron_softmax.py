@@ -134,13 +134,13 @@ class ScaledUpperTriangMaskedSoftmax(torch.autograd.Function):
 
 def _plain_forward(x: Tensor, mask: Tensor | None, scale: float | None, window: Window | None) -> Tensor:
     mask = mask if mask is None else mask.to(torch.bool)
-    return forward(x, mask, None, None, 1.0 if scale is None else scale, 1.0, window, 0, x.dtype, False)[0]
+    return forward(x, mask, None, None, 1.0 if scale is None else scale, 1.0, window, 0, None, x.dtype, False)[0]
 
 
 def _plain_save(
     ctx: Any, x: Tensor, mask: Tensor | None, scale: float | None, window: Window | None, output: Tensor
 ) -> None:
-    inputs = (x, mask, None, None, 1.0 if scale is None else scale, 1.0, window, 0)
+    inputs = (x, mask, None, None, 1.0 if scale is None else scale, 1.0, window, 0, None)
     save(ctx, inputs, (output, None, None, None))
     if output.dtype.itemsize < 4:
         # Rounded probabilities are not enough for the gradient, and `forward` alone returns nothing else.
@@ -153,8 +153,8 @@ def _plain_gradient(ctx: Any, g: Tensor) -> Tensor | None:
         return gradients(ctx, needs, g)[0]
     x, mask = ctx.saved_tensors
     mask = mask if mask is None else mask.to(torch.bool)
-    out, _, p_sink, lost = forward(x, mask, None, None, ctx.scale, 1.0, ctx.window, 0, x.dtype, True)
-    return gradients(ctx, needs, g, saved=(out, p_sink, lost))[0]
+    out, _, p_sink, lost = forward(x, mask, None, None, ctx.scale, 1.0, ctx.window, 0, None, x.dtype, True)
+    return gradients(ctx, needs, g, saved=(out, p_sink, lost, None))[0]
 
 
 class AttnMaskType(enum.Enum):

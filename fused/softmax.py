@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from fused.backends.reference import softmax as formulas
+from fused.backends.reference.numbers import compute_dtype
 from fused.backends.reference.softmax import Window
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import FLOATS, broadcast_shape, broadcasts_to, check_broadcast, check_float, shape
@@ -32,6 +34,7 @@ def scaled_masked_softmax(
     softmax_in_fp32: bool = True,
     dropout_p: float = 0.0,
     out_dtype: torch.dtype | None = None,
+    fill: float | None = None,
 ) -> Tensor:
     """Compute ``dropout(softmax(scale·x + mask))`` over the last dimension, in one pass.
 
@@ -53,21 +56,23 @@ def scaled_masked_softmax(
         dropout_p: probability of dropping; elements are dropped whenever it is above 0, so pass 0 in evaluation.
             With the same seed the CPU and the reference backend drop the same elements as ``F.dropout``.
         out_dtype: dtype of the result, by default the dtype of x.
+        fill: with a bool mask, what replaces the masked scores after the scale, as ``masked_fill`` does: −inf or a low
+            number. A row with all keys masked is then as in eager torch: NaN, or the same probability for all.
 
     Returns:
-        The broadcast shape of x and the mask. A row with all keys hidden by a bool mask, `causal` or `window` is zeros;
-        a row hidden by an additive mask is as in eager torch (NaN for −inf, the softmax of the rest for finite
-        numbers; scores and a mask of one 16-bit dtype are rounded as their sum is). Saves the probabilities in
-        `out_dtype` (their sign marks dropped elements), for 16-bit ones a third byte with their rounding error
-        (see `softmax_in_fp32`), and with a sink its column. Triton kernels skip keys hidden by `causal` and `window`,
-        in units of 16; plain and compiled torch compute them and set them to 0: slicing the scores to the keys seen by
-        each block of queries would copy them.
+        The broadcast shape of x and the mask. A row with all keys hidden by a bool mask without `fill`, `causal` or
+        `window` is zeros; a row hidden by an additive mask is as in eager torch (NaN for −inf, the softmax of the rest
+        for finite numbers; scores and a mask of one 16-bit dtype are rounded as their sum is). Saves the probabilities
+        in `out_dtype` (their sign marks dropped elements), for 16-bit ones a third byte with their rounding error (see
+        `softmax_in_fp32`), with a sink its column, and with `fill` the mask. Triton kernels skip keys hidden by
+        `causal` and `window`, in units of 16; plain and compiled torch compute them and set them to 0: slicing the
+        scores to the keys seen by each block of queries would copy them.
 
     Raises:
         TypeError: if x, the sink or `out_dtype` is not floating point, the mask neither floating point nor bool or
-            uint8, the scale not a number, or the window not two integers.
-        ValueError: for shapes that do not broadcast, tensors on two devices, a probability outside [0, 1], or fewer
-            than two dimensions with `causal` or `window`.
+            uint8, the scale or `fill` not a number, or the window not two integers.
+        ValueError: for shapes that do not broadcast, tensors on two devices, a probability outside [0, 1], fewer
+            than two dimensions with `causal` or `window`, or `fill` without a bool mask or beyond the dtype.
 
     Source: Megatron-LM ``fused_softmax``; HuggingFace ``eager_attention_forward``.
     """
@@ -81,6 +86,7 @@ def scaled_masked_softmax(
         dropout_p,
         out_dtype,
         softmax_in_fp32,
+        fill,
     )
 
 
@@ -114,6 +120,7 @@ def checked_softmax(
     dropout_p: float = 0.0,
     out_dtype: torch.dtype | None = None,
     softmax_in_fp32: bool = True,
+    fill: float | None = None,
 ) -> Tensor:
     """Run `scaled_masked_softmax` under the name `op`: check the arguments, take local shards, and apply the op."""
     scale = _checked_scale(op, scale)
@@ -125,13 +132,15 @@ def checked_softmax(
         raise TypeError(f"{op}: out_dtype must be a floating-point dtype, got {out_dtype}")
     if mask is not None and mask.dtype == torch.uint8:
         mask = mask.to(torch.bool)
+    if fill is not None:
+        _check_fill(op, fill, mask, torch.promote_types(x.dtype, out_dtype))
     if sink is not None and sink.ndim == 1:
         sink = sink.reshape(-1, 1, 1)
     if not sharded(x, mask, sink):
         if isinstance(mask, torch.Tensor) and not broadcasts_to(mask, x):
             x = x.expand(broadcast_shape(op, x, "mask", mask))
         _check_operands(op, x, mask, sink)
-        return _apply(x, mask, sink, scale, window, 0, dropout_p, out_dtype, softmax_in_fp32)
+        return _apply(x, mask, sink, scale, window, 0, fill, dropout_p, out_dtype, softmax_in_fp32)
     if sharded(x):
         _check_operands(op, x, mask, sink)
     local = localise(op, x, [mask, sink], whole=[-1])
@@ -141,8 +150,8 @@ def checked_softmax(
     if window is not None and local.mesh is not None:
         shift = local.offset(-2) + local.x.shape[-2] - x.shape[-2]
     if local.mesh is None:
-        return _apply(local.x, mask, sink, scale, window, 0, dropout_p, out_dtype, softmax_in_fp32)
-    out = local.wrap(_apply(local.x, mask, sink, scale, window, shift, 0.0, out_dtype, softmax_in_fp32))
+        return _apply(local.x, mask, sink, scale, window, 0, fill, dropout_p, out_dtype, softmax_in_fp32)
+    out = local.wrap(_apply(local.x, mask, sink, scale, window, shift, fill, 0.0, out_dtype, softmax_in_fp32))
     # Only torch's own dropout knows which shards must drop the same elements.
     return F.dropout(out, dropout_p) if dropout_p > 0 else out
 
@@ -154,17 +163,17 @@ def _apply(
     scale: float,
     window: Window | None,
     shift: int,
+    fill: float | None,
     dropout_p: float,
     out_dtype: torch.dtype,
     rounding: bool,
 ) -> Tensor:
     if transformed():
-        out = formulas.masked_softmax(x, mask, sink, None, scale, 1.0, window=window, shift=shift, out_dtype=out_dtype)[
-            0
-        ]
+        settings: dict[str, Any] = {"window": window, "shift": shift, "out_dtype": out_dtype, "fill": fill}
+        out = formulas.masked_softmax(x, mask, sink, None, scale, 1.0, **settings)[0]
         return F.dropout(out, dropout_p) if dropout_p > 0 else out
     keep = keep_mask(x, dropout_p, out_dtype) if dropout_p > 0 and x.numel() > 0 else None
-    inputs = (x, mask, sink, keep, scale, keep_scale(dropout_p), window, shift, out_dtype)
+    inputs = (x, mask, sink, keep, scale, keep_scale(dropout_p), window, shift, fill, out_dtype)
     if not differentiated(x, mask, sink):
         return forward(*inputs, False)[0]
     result: Tensor = MaskedSoftmax.apply(*inputs, rounding)[0]
@@ -179,6 +188,18 @@ def _checked_scale(op: str, scale: object) -> float:
     if not isinstance(scale, numbers.Real):
         raise TypeError(f"{op}: scale must be a number or None, got {type(scale).__name__}")
     return float(scale)
+
+
+def _check_fill(op: str, fill: object, mask: object, dtype: torch.dtype) -> None:
+    if not isinstance(fill, int | float) or math.isnan(fill):
+        raise TypeError(f"{op}: fill must be a number or None, got {fill!r}")
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise ValueError(f"{op}: fill replaces the scores where a bool mask is True: give such a mask, or no fill")
+    most = torch.finfo(compute_dtype(dtype)).max
+    if most < abs(fill) < math.inf:
+        raise ValueError(
+            f"{op}: fill {fill} is beyond the numbers of {compute_dtype(dtype)}; give one above {-most:.3g}"
+        )
 
 
 def _check_operands(op: str, x: Tensor, mask: Tensor | None, sink: Tensor | None) -> None:

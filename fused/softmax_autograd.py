@@ -59,6 +59,7 @@ def forward(
     p_keep: float,
     window: Window | None,
     shift: int,
+    fill: float | None,
     out_dtype: torch.dtype,
     rounding: bool,
 ) -> Results:
@@ -73,21 +74,22 @@ def forward(
         window=window,
         shift=shift,
         out_dtype=out_dtype,
+        fill=fill,
         rounding=rounding and out_dtype.itemsize < 4,
     )
     return results
 
 
 def save(ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-    """Save the probabilities as tensors for the backward pass, and only shapes and dtypes of the inputs."""
-    x, mask, sink, keep, ctx.scale, ctx.keep_scale, ctx.window, ctx.shift = inputs[:8]
+    """Save the probabilities and the mask of replaced scores as tensors, and only shapes and dtypes of the inputs."""
+    x, mask, sink, keep, ctx.scale, ctx.keep_scale, ctx.window, ctx.shift, fill = inputs[:9]
     out, signed, p_sink, lost = results
     ctx.dropout = keep is not None
     ctx.x = (x.shape, x.dtype)
     ctx.mask = None if mask is None else (mask.shape, mask.dtype)
     ctx.sink = None if sink is None else (sink.shape, sink.dtype)
     ctx.backend = requested()
-    ctx.save_for_backward(signed if ctx.dropout else out, p_sink, lost)
+    ctx.save_for_backward(signed if ctx.dropout else out, p_sink, lost, None if fill is None else mask)
 
 
 def gradients(
@@ -102,13 +104,13 @@ def gradients(
 
     `saved`: the tensors that `save` would save, if they have been recomputed.
     """
-    p, p_sink, lost = saved if saved is not None else ctx.saved_tensors
+    p, p_sink, lost, filled = saved if saved is not None else ctx.saved_tensors
     x_shape, x_dtype = ctx.x
     mask = ctx.mask if needs[1] else None
     sink = ctx.sink if needs[2] else None
     dx, dmask, dsink = MASKED_SOFTMAX.run(
         "backward",
-        (p, p_sink, lost, g, g_signed, g_sink, ctx.scale, ctx.keep_scale),
+        (p, p_sink, lost, g, g_signed, g_sink, filled, ctx.scale, ctx.keep_scale),
         ctx.backend,
         dropout=ctx.dropout,
         x_dtype=x_dtype if needs[0] else None,
@@ -148,5 +150,5 @@ class MaskedSoftmax(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         g, g_signed, g_sink, _ = grads
         if g is None and g_signed is None and g_sink is None:
-            return (None,) * 10
-        return *gradients(ctx, ctx.needs_input_grad, g, g_signed, g_sink), *(None,) * 7
+            return (None,) * 11
+        return *gradients(ctx, ctx.needs_input_grad, g, g_signed, g_sink), *(None,) * 8

@@ -7,20 +7,20 @@
     after:   p = fused.scaled_masked_softmax(torch.matmul(q, k), mask, 0.125, dropout_p=0.1)
 
 A mask is a tensor added to the scores, of any shape that broadcasts and with its gradient, so position biases count
-too; there may be two. Filling the masked scores (``masked_fill``, ``where``) stays in eager torch and the rest of the
-chain is fused: the result of a fully masked row (NaN, or even attention to all keys) depends on the fill value.
+too; there may be two. Or the masked scores are replaced by a number (``masked_fill``, ``where``), which also decides
+the result of a row that is masked altogether: NaN, or even attention to all keys. Where they are replaced by a tensor,
+or before a mask is added, that stays in eager torch and the rest of the chain is fused.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import fx
 
 import fused
 from fused.softmax import reciprocal
@@ -31,6 +31,7 @@ from schedule.rules.casts import FLOATS, Dtypes, Value, cast, cast_node
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
 from schedule.rules.sizes import is_last_one
+from schedule.rules.softmax_forms import FORMS, tensors_of
 from schedule.rules.thresholds import small
 
 FAMILY = "attention_softmax"
@@ -80,6 +81,13 @@ def twice_masked_softmax(x: Value, bias: Value, mask: Value) -> Value:
     return _dropped(cast("after")(_softmax(cast("between")(s))))
 
 
+def filled_softmax(x: Value, hidden: Value) -> Value:
+    s = _scaled(cast("before")(_scores()))
+    hidden = tensor("hidden", where=lambda spec: spec.dtype == torch.bool)
+    s = any_of(s.masked_fill(hidden, scalar("fill")), torch.where(hidden, scalar("fill"), s))
+    return _dropped(cast("after")(_softmax(cast("between")(s))))
+
+
 def with_sink(s: Value) -> Value:
     """Match the softmax of scores with a column of sinks appended before it and cut off after it."""
     s = torch.cat((s, tensor("sink")), dim=-1)
@@ -102,10 +110,13 @@ def _extra_check(graph_match: GraphMatch) -> str:
     x, out = spec_of(graph_match.inputs["x"]), spec_of(graph_match.outputs[0])
     if x is None or out is None or x.shape != out.shape:
         return "what is softmaxed has not the shape of the scores"
-    for name in ("mask", "bias"):
+    for name in ("mask", "bias", "hidden"):
         value = graph_match.inputs.get(name)
         if value is not None and not _broadcasts(spec_of(value), x):
             return f"the {name} does not broadcast to the scores"
+    fill = graph_match.scalars.get("fill", 0.0)
+    if not isinstance(fill, (int, float)) or math.isnan(fill):
+        return "what replaces the masked scores is not a number"
     narrow = [dtype for dtype in _stages(graph_match) if dtype.itemsize < x.dtype.itemsize]
     if x.dtype == torch.float64 and narrow:
         return f"float64 scores are softmaxed in {narrow[0]}, which the fused op does not imitate"
@@ -164,7 +175,7 @@ def _is_product(value: Any) -> bool:
 def _no_gain(graph_match: GraphMatch) -> str:
     x, out = spec_of(graph_match.inputs["x"]), spec_of(graph_match.outputs[0])
     scalars, inputs = graph_match.scalars, graph_match.inputs
-    added = any(inputs.get(name) is not None for name in ("mask", "bias", "sink"))
+    added = any(inputs.get(name) is not None for name in ("mask", "bias", "hidden", "sink"))
     scaled = scalars.get("scale") is not None or scalars.get("divisor") is not None
     widened = x is not None and out is not None and out.dtype != x.dtype
     return "" if added or scaled or widened or _drops(scalars) else "softmax alone: there is nothing to fuse"
@@ -189,6 +200,8 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
     options: dict[str, Any] = {}
     if inputs.get("sink") is not None:
         options["sink"] = inputs["sink"]
+    if inputs.get("hidden") is not None:
+        mask, options["fill"] = inputs["hidden"], _fill(inputs, scalars)
     if _drops(scalars):
         options["dropout_p"] = scalars["p"]
     dtype = _out_dtype(inputs, scalars)
@@ -219,6 +232,12 @@ def _scale(graph: fx.Graph, scalars: dict[str, Any]) -> Any:
     return 1.0 if scale is None else scale
 
 
+def _fill(inputs: dict[str, Any], scalars: dict[str, Any]) -> float:
+    """Return the number that replaces the masked scores, in the dtype that they have there."""
+    dtypes = Dtypes(inputs, scalars)
+    return float(torch.tensor(scalars["fill"], dtype=dtypes.after(dtypes.seen("x").dtype, "before")))
+
+
 def _out_dtype(inputs: dict[str, Any], scalars: dict[str, Any]) -> torch.dtype | None:
     """Return the dtype of the result if it differs from the dtype of the scores, else None."""
     dtypes = Dtypes(inputs, scalars)
@@ -234,90 +253,6 @@ def _out_dtype(inputs: dict[str, Any], scalars: dict[str, Any]) -> torch.dtype |
 # -- the rule -----------------------------------------------------------------------------------------------
 
 
-def _wide(q: Tensor) -> torch.dtype:
-    """Return the dtype of the softmax: float32, or float64 for float64 queries.
-
-    Rules leave float64 scores alone if a model computes their softmax in float32.
-    """
-    return torch.promote_types(q.dtype, torch.float32)
-
-
-def _attention(scale: float | None, p: float, narrow: bool = False) -> Callable[..., Tensor]:
-    """Build the chain of transformers' eager attention, on products of ``q`` and ``k``."""
-
-    def form(q: Tensor, k: Tensor, *masks: Tensor) -> Tensor:
-        s = torch.matmul(q, k.transpose(-1, -2))
-        s = s if scale is None else s * scale
-        for mask in masks:
-            s = s + mask
-        weights = F.softmax(s, dim=-1, dtype=_wide(q)).to(q.dtype) if narrow else F.softmax(s, dim=-1)
-        return F.dropout(weights, p=p, training=True)
-
-    return form
-
-
-def _first(form: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:
-    """Return ``form`` as a function of its first ``count`` tensors."""
-    return [
-        None,
-        None,
-        lambda q, k: form(q, k),
-        lambda q, k, mask: form(q, k, mask),
-        lambda q, k, mask, bias: form(q, k, bias, mask),
-    ][count]  # type: ignore[return-value]
-
-
-def _divided(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    s = (q @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
-    return F.dropout(torch.softmax((s + mask).to(_wide(q)), -1).type_as(s), 0.1)
-
-
-def _divided_in_place(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    s = (q @ k.transpose(-1, -2)).div_(2.0)
-    return (s + mask).softmax(-1)
-
-
-def _alibi(q: Tensor, k: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
-    q3, k3 = q.flatten(0, -3), k.flatten(0, -3)
-    alibi = bias.expand(*q.shape[:-1], k.shape[-2]).reshape(-1, q.shape[-2], k.shape[-2])
-    s = alibi.baddbmm(batch1=q3, batch2=k3.transpose(1, 2), beta=1.0, alpha=0.25)
-    s = s.view(*q.shape[:-1], k.shape[-2]) + mask
-    return F.dropout(F.softmax(s, dim=-1, dtype=_wide(q)).to(q.dtype), 0.0, True)
-
-
-def _causal(q: Tensor, k: Tensor) -> Tensor:
-    s = torch.matmul(q, k.transpose(-1, -2)) * 0.5
-    later = torch.ones(s.shape[-2], s.shape[-1], dtype=torch.bool).triu(1)
-    return F.dropout(s.masked_fill(later, float("-inf")).softmax(dim=-1), 0.2)
-
-
-def _filled(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    s = torch.matmul(q, k.transpose(-1, -2))
-    s = torch.where(mask > -1.0, s, torch.tensor(torch.finfo(s.dtype).min, dtype=s.dtype))
-    return F.softmax(s + mask, dim=-1)
-
-
-def _soft_capped(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    s = torch.tanh(torch.matmul(q, k.transpose(-1, -2)) / 5.0) * 5.0
-    return F.softmax(s + mask, dim=-1, dtype=_wide(q)).to(q.dtype)
-
-
-def _gpt_oss(q: Tensor, k: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
-    s = torch.matmul(q, k.transpose(-1, -2)) * 0.5 + mask
-    sinks = bias.amax(-1, keepdim=True).expand(*s.shape[:-1], 1)
-    s = torch.cat([s, sinks], dim=-1)
-    s = s - s.max(dim=-1, keepdim=True).values
-    return F.dropout(F.softmax(s, dim=-1, dtype=s.dtype)[..., :-1], p=0.1, training=True).to(q.dtype)
-
-
-def _tensors(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return queries, keys, an additive mask and a bias of each head for (batch, heads, queries, keys)."""
-    batch, heads, queries, keys = shape
-    q, k = torch.randn(batch, heads, queries, 4, dtype=dtype), torch.randn(batch, heads, keys, 4, dtype=dtype)
-    mask = torch.randn(batch, 1, queries, keys, dtype=dtype)
-    return q, k, mask, torch.randn(1, heads, queries, keys, dtype=dtype)
-
-
 ATTENTION_SOFTMAX = register_rule(
     Rule(
         name="attention_softmax",
@@ -327,25 +262,13 @@ ATTENTION_SOFTMAX = register_rule(
             sink_softmax,
             twice_masked_softmax,
             masked_softmax,
+            filled_softmax,
             plain_softmax,
         ),
         build=_build,
         proof=Proof(
-            forms=(
-                _first(_attention(0.5, 0.1, narrow=True), 3),
-                _first(_attention(0.5, 0.1), 4),
-                _first(_attention(None, 0.0), 3),
-                _first(_attention(0.5, 0.0), 2),
-                _first(_attention(None, 0.3), 2),
-                _divided,
-                _divided_in_place,
-                _alibi,
-                _causal,
-                _filled,
-                _soft_capped,
-                _gpt_oss,
-            ),
-            inputs=_tensors,
+            forms=FORMS,
+            inputs=tensors_of,
             shapes=((2, 3, 4, 5), (1, 3, 4, 4), (3, 3, 1, 6)),
             refused=(
                 lambda q, k: torch.softmax(torch.matmul(q, k.transpose(-1, -2)), -1),

@@ -82,6 +82,13 @@ CASES = [
         special=False,  # what is hidden is 0 whatever else the row holds
     ),
     Case(
+        "scaled_masked_softmax filled",
+        op=lambda x, mask: fused.scaled_masked_softmax(x, mask, SCALE, fill=-torch.inf),
+        eager=_eager_boolean,
+        inputs=lambda rows, columns: (_scores(rows, columns), _some(rows, columns)),
+        saved=lambda x, mask: _kept(x) + mask.numel(),
+    ),
+    Case(
         "scaled_masked_softmax causal",
         op=lambda x: fused.scaled_masked_softmax(x, None, SCALE, causal=True),
         eager=_eager_causal,

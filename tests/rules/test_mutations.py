@@ -110,6 +110,8 @@ def swapped(first: int, second: int) -> Change:
 MUTATIONS: dict[str, tuple[Rule, Change, str]] = {
     "wrong scale": (ATTENTION_SOFTMAX, doubled_scale, "gpt2"),
     "mask dropped": (ATTENTION_SOFTMAX, argument(1, None), "gpt2"),
+    "fill left out": (ATTENTION_SOFTMAX, option("fill", None), ""),  # no model of the zoo fills
+    "other fill": (ATTENTION_SOFTMAX, option("fill", -1.0), ""),
     "mask without gradient": (ATTENTION_SOFTMAX, detached_mask, ""),  # no model's mask is a parameter
     "dropout skipped": (ATTENTION_SOFTMAX, option("dropout_p", 0.0), "gpt2"),
     "other dropout": (ATTENTION_SOFTMAX, option("dropout_p", 0.5), "gpt2"),

@@ -31,6 +31,7 @@ def masked_softmax(
     window: Window | None,
     shift: int,
     out_dtype: torch.dtype,
+    fill: float | None = None,
     rounding: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Compute softmax(scale·x + mask), and the other tensors needed by the backward pass.
@@ -42,6 +43,7 @@ def masked_softmax(
         keep: the shape of x, bool, True for elements kept by dropout, which are multiplied by `keep_scale`.
         window: number of keys before and after a query's position that it sees, −1 for all.
         shift: added to the position of every query, for a shard of the queries.
+        fill: what a bool mask replaces the scores by, or None to hide them.
         rounding: whether to return the rounding error of the probabilities in a 16-bit `out_dtype`.
 
     Returns:
@@ -55,11 +57,12 @@ def masked_softmax(
     if not _is_one(scale):
         z = z * scale
     hidden = None if window is None else out_of_window(x.shape[-2], x.shape[-1], window, shift, x.device)
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            z = _masked(z, mask, x.dtype if x.dtype == mask.dtype and x.dtype.itemsize < 4 else None)
-        else:
-            hidden = mask if hidden is None else mask | hidden
+    if mask is not None and mask.dtype != torch.bool:
+        z = _masked(z, mask, x.dtype if x.dtype == mask.dtype and x.dtype.itemsize < 4 else None)
+    elif mask is not None and fill is not None:
+        z = z.masked_fill(mask, fill)
+    elif mask is not None:
+        hidden = mask if hidden is None else mask | hidden
     if hidden is not None:
         z = z.masked_fill(hidden, -torch.inf)
     p, p_sink = _softmax(z, sink)
@@ -131,6 +134,7 @@ def masked_softmax_backward(
     g: Tensor | None,
     g_signed: Tensor | None,
     g_sink: Tensor | None,
+    filled: Tensor | None,
     scale: Number,
     keep_scale: Number,
     *,
@@ -148,6 +152,7 @@ def masked_softmax_backward(
         p_sink: the sink's probabilities.
         lost: the rounding error of p, from the forward formula.
         g, g_signed, g_sink: gradients of the three results; the last two only in double backward.
+        filled: the bool mask of the scores that were replaced, if they were.
         mask_sum, sink_sum: the dimensions along which the mask and the sink were broadcast, from the end;
             None if no gradient is needed. Their gradients keep these dimensions and the dtype of the sum.
         window, shift: as in the forward formula, for kernels that skip hidden keys: p is 0 there.
@@ -172,6 +177,8 @@ def masked_softmax_backward(
         if g_sink is not None:
             inner = inner + g_sink * p_sink
         dz = p * (dp - inner)
+    if filled is not None:
+        dz = dz.masked_fill(filled, 0)
     dx = None if x_dtype is None else (dz if _is_one(scale) else dz * scale).to(x_dtype)
     dmask = None if mask_sum is None else sum_over(dz, mask_sum)
     dsink = None

@@ -13,14 +13,14 @@ import triton
 import triton.language as tl
 
 from fused.backends.reference.softmax import FAR, Window, sum_over
-from fused.backends.triton.arithmetic import LOG2E, exp, reciprocal
+from fused.backends.triton.arithmetic import exp, reciprocal
 from fused.backends.triton.launch import Constant, Tile, empty_like, launch, row_tile
 
 Tensor = torch.Tensor
 
 WHOLE = 2**14
 
-_NO_MASK, _BOOL, _ADDITIVE = 0, 1, 2
+_NO_MASK, _BOOL, _ADDITIVE, _FILLED = 0, 1, 2, 3
 # Adding and subtracting this rounds a float32 to the nearest whole number, ties to even.
 _ROUNDER = Constant(1.5 * 2**23)
 _FAR = Constant(FAR)
@@ -57,7 +57,7 @@ def _masks(column, low, high, valid, keys, BEFORE: tl.constexpr, AFTER: tl.const
 
 
 @triton.jit
-def _scores(x, mask, mask_stride, scale, column, seen, loaded, MASK: tl.constexpr):
+def _scores(x, mask, mask_stride, scale, fill, column, seen, loaded, MASK: tl.constexpr):
     """Compute scale·x + mask in float32 (−∞ for hidden keys) and a mask of the keys seen."""
     z = tl.load(x + column, mask=loaded, other=0.0).to(tl.float32) * scale
     if MASK == 1:
@@ -70,6 +70,8 @@ def _scores(x, mask, mask_stride, scale, column, seen, loaded, MASK: tl.constexp
             rounded = z.to(added.dtype).to(tl.float32) + added.to(tl.float32)
             total = tl.where(added < _FAR, rounded.to(added.dtype).to(tl.float32), total)
         z = total
+    if MASK == 3:
+        z = tl.where(tl.load(mask + column * mask_stride, mask=loaded, other=0) != 0, fill, z)
     return tl.where(seen, z, float("-inf")), seen
 
 
@@ -93,7 +95,7 @@ def _store(
 
 @triton.jit
 def _masked_softmax(
-    x, mask, sink, keep, out, signed, sinks, lost, scale, keep_scale, steps, tiny,
+    x, mask, sink, keep, out, signed, sinks, lost, scale, fill, keep_scale, steps, tiny,
     heads, queries, keys, x_batch, x_head, x_query, mask_batch, mask_head, mask_query, mask_key,
     sink_batch, sink_head, sink_query, offset, before, after,
     MASK: tl.constexpr, SINK: tl.constexpr, DROPOUT: tl.constexpr, LOST: tl.constexpr,
@@ -115,9 +117,9 @@ def _masked_softmax(
     columns = tl.arange(0, COLUMNS)[None, :]
     if ONCE:
         seen, loaded = _masks(columns, low, high, valid, keys, BEFORE, AFTER)
-        z, seen = _scores(x, mask, mask_key, scale, columns, seen, loaded, MASK)
+        z, seen = _scores(x, mask, mask_key, scale, fill, columns, seen, loaded, MASK)
         base = tl.maximum(highest, tl.max(z, 1)[:, None])
-        e = tl.exp2(z * LOG2E - base * LOG2E)
+        e = exp(z - base)
         total = total * exp(highest - base) + tl.sum(e, 1)[:, None] if SINK else tl.sum(e, 1)[:, None]
         p = tl.where(seen, e * (1 / total), 0.0)
         inside = valid & (columns < keys)
@@ -126,7 +128,7 @@ def _masked_softmax(
         for start in range(tl.min(low) // COLUMNS * COLUMNS, tl.max(high), COLUMNS):
             column = start + columns
             seen, loaded = _masks(column, low, high, valid, keys, BEFORE, AFTER)
-            z, seen = _scores(x, mask, mask_key, scale, column, seen, loaded, MASK)
+            z, seen = _scores(x, mask, mask_key, scale, fill, column, seen, loaded, MASK)
             top = tl.maximum(highest, tl.max(z, 1)[:, None])
             # If no key has been seen so far, the sums stay 0.
             base = tl.where(top == float("-inf"), 0.0, top)
@@ -137,7 +139,7 @@ def _masked_softmax(
         for start in range(0, keys, COLUMNS):
             column = start + columns
             seen, loaded = _masks(column, low, high, valid, keys, BEFORE, AFTER)
-            z, seen = _scores(x, mask, mask_key, scale, column, seen, loaded, MASK)
+            z, seen = _scores(x, mask, mask_key, scale, fill, column, seen, loaded, MASK)
             p = tl.where(seen, exp(z - base) * inverse, 0.0)
             inside = valid & (column < keys)
             _store(p, out, signed, lost, keep, row * keys + column, inside, keep_scale, steps, tiny, DROPOUT, LOST)
@@ -171,16 +173,28 @@ def _load_back(
 
 
 @triton.jit
+def _unfilled(difference, filled, offset, inside, FILLED: tl.constexpr):
+    """Return the gradients of the scores, 0 for those that were replaced."""
+    if FILLED:
+        difference = tl.where(tl.load(filled + offset, mask=inside, other=1) != 0, 0.0, difference)
+    return difference
+
+
+@triton.jit
 def _masked_softmax_backward(
-    p, sinks, lost, g, dx, dz, dsinks, scale, keep_scale, steps, tiny,
-    queries, keys, offset, before, after,
-    SINK: tl.constexpr, DROPOUT: tl.constexpr, LOST: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    p, sinks, lost, g, filled, dx, dz, dsinks, scale, keep_scale, steps, tiny,
+    heads, queries, keys, filled_batch, filled_head, filled_query, filled_key, offset, before, after,
+    SINK: tl.constexpr, DROPOUT: tl.constexpr, LOST: tl.constexpr, FILLED: tl.constexpr,
+    DX: tl.constexpr, DZ: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
+    ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     WINDOW: tl.constexpr = BEFORE or AFTER
     matrix, query = _rows(queries, ROWS)
     valid = query < queries
     row = matrix.to(tl.int64) * queries + query
+    if FILLED:
+        batch, head = (matrix // heads).to(tl.int64), (matrix % heads).to(tl.int64)
+        filled += batch * filled_batch + head * filled_head + query.to(tl.int64) * filled_query
     low, high = _view(query, queries, offset, before, after, keys, BEFORE, AFTER)
     columns = tl.arange(0, COLUMNS)[None, :]
     if ONCE:
@@ -188,8 +202,8 @@ def _masked_softmax_backward(
         seen, loaded = _masks(columns, low, high, valid, keys, BEFORE, AFTER)
         value, dp = _load_back(p, lost, g, here, seen, loaded, keep_scale, steps, tiny, DROPOUT, LOST, WINDOW)
         inner = tl.sum(value * dp, 1)[:, None]
-        difference = value * (dp - inner)
         inside = valid & (columns < keys)
+        difference = _unfilled(value * (dp - inner), filled, columns * filled_key, inside, FILLED)
         if DX:
             tl.store(dx + here, difference * scale, mask=inside)
         if DZ:
@@ -209,8 +223,8 @@ def _masked_softmax_backward(
             value, dp = _load_back(
                 p, lost, g, row * keys + column, seen, loaded, keep_scale, steps, tiny, DROPOUT, LOST, WINDOW
             )
-            difference = value * (dp - inner)
             inside = valid & (column < keys)
+            difference = _unfilled(value * (dp - inner), filled, column * filled_key, inside, FILLED)
             if DX:
                 tl.store(dx + row * keys + column, difference * scale, mask=inside)
             if DZ:
@@ -231,6 +245,7 @@ def masked_softmax(
     window: Window | None,
     shift: int,
     out_dtype: torch.dtype,
+    fill: float | None = None,
     rounding: bool = False,
 ) -> Any:
     """Compute the reference formula of this name, or return NotImplemented for float64 or more than four dimensions."""
@@ -244,8 +259,8 @@ def masked_softmax(
     signed = None if keep is None else torch.empty_like(out)
     lost = empty_like(x, torch.int8) if rounding else None
     p_sink = None if sink is None else torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
-    kind = _NO_MASK if mask is None else _BOOL if mask.dtype == torch.bool else _ADDITIVE
-    shown = None if mask is None else _broadcast(mask.view(torch.uint8) if kind == _BOOL else mask, whole.shape)
+    kind = _kind(mask, fill)
+    shown = None if mask is None else _broadcast(_bytes(mask), whole.shape)
     kept = None if keep is None else keep.contiguous().view(torch.uint8)
     pulled = None if sink is None else _broadcast(sink, (batch, heads, queries, 1))
     tile, programs = _tile(batch * heads, queries, keys)
@@ -256,7 +271,7 @@ def masked_softmax(
         (whole, shown, pulled, kept, out, signed, p_sink, lost),
         (),
         (
-            *(scale, keep_scale, *_steps(out_dtype)),
+            *(scale, 0.0 if fill is None else fill, keep_scale, *_steps(out_dtype)),
             *(heads, queries, keys, *whole.stride()[:3]),
             *((0, 0, 0, 0) if shown is None else shown.stride()),
             *((0, 0, 0) if pulled is None else pulled.stride()[:3]),
@@ -280,6 +295,7 @@ def masked_softmax_backward(
     g: Tensor | None,
     g_signed: Tensor | None,
     g_sink: Tensor | None,
+    filled: Tensor | None,
     scale: float,
     keep_scale: float,
     *,
@@ -293,21 +309,27 @@ def masked_softmax_backward(
     """Compute the reference formula of this name, or return NotImplemented for float64 or in double backward."""
     if g is None or g_signed is not None or g_sink is not None or torch.float64 in (p.dtype, g.dtype, x_dtype):
         return NotImplemented
-    keys, queries = p.shape[-1], p.shape[-2] if p.ndim > 1 else 1
+    batch, heads, queries, keys = (*(1,) * (4 - p.ndim), *p.shape)
+    shown = None if filled is None else _broadcast(_bytes(filled), (batch, heads, queries, keys))
     dx = None if x_dtype is None else empty_like(p, x_dtype)
     dz = None if mask_sum is None else empty_like(p, torch.float32)
     dsink = None if p_sink is None or sink_sum is None else torch.empty_like(p_sink)
-    tile, programs = _tile(p.numel() // (queries * keys), queries, keys)
+    tile, programs = _tile(batch * heads, queries, keys)
     positions, sides = _window(window, shift, queries, keys)
     launch(
         _masked_softmax_backward,
         (programs, 1, 1),
-        (p.contiguous(), p_sink, None if lost is None else lost.contiguous(), g.contiguous(), dx, dz, dsink),
+        (p.contiguous(), p_sink, None if lost is None else lost.contiguous(), g.contiguous(), shown, dx, dz, dsink),
         (),
-        (scale, keep_scale, *_steps(p.dtype), queries, keys, *positions),
+        (
+            *(scale, keep_scale, *_steps(p.dtype), heads, queries, keys),
+            *((0, 0, 0, 0) if shown is None else shown.stride()),
+            *positions,
+        ),
         SINK=dsink is not None,
         DROPOUT=dropout,
         LOST=lost is not None,
+        FILLED=filled is not None,
         DX=dx is not None,
         DZ=dz is not None,
         **sides,
@@ -316,6 +338,16 @@ def masked_softmax_backward(
     )
     dmask = None if dz is None or mask_sum is None else sum_over(dz, mask_sum)
     return dx, dmask, None if dsink is None or sink_sum is None else sum_over(dsink, sink_sum)
+
+
+def _kind(mask: Tensor | None, fill: float | None) -> int:
+    if mask is None or mask.dtype != torch.bool:
+        return _NO_MASK if mask is None else _ADDITIVE
+    return _BOOL if fill is None else _FILLED
+
+
+def _bytes(mask: Tensor) -> Tensor:
+    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
 
 
 def _tile(matrices: int, queries: int, keys: int) -> tuple[Tile, int]:

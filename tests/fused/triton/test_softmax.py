@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -28,17 +29,18 @@ def rows_held(request, monkeypatch):
 def check(check_against_float64, device):
     """``check(x, mask, sink, keep, scale, dtype=…, **settings)``: both parts against float64, with all gradients."""
 
-    def run(x, mask=None, sink=None, keep=None, scale=1.0, window=None, shift=0, out_dtype=None):
+    def run(x, mask=None, sink=None, keep=None, scale=1.0, window=None, shift=0, out_dtype=None, fill=None):
         out_dtype = out_dtype or x.dtype
         args = [x, mask, sink, keep, scale, 1.25]
         settings = {"window": window, "shift": shift}
-        results = check_against_float64(MASKED_SOFTMAX, "forward", args, out_dtype=out_dtype, **settings)
+        results = check_against_float64(MASKED_SOFTMAX, "forward", args, out_dtype=out_dtype, fill=fill, **settings)
         out, signed, p_sink, _ = results
         additive = mask is not None and mask.dtype != torch.bool
+        p, g, filled = out if keep is None else signed, torch.randn_like(out), None if fill is None else mask
         check_against_float64(
             MASKED_SOFTMAX,
             "backward",
-            (out if keep is None else signed, p_sink, None, torch.randn_like(out), None, None, scale, 1.25),
+            (p, p_sink, None, g, None, None, filled, scale, 1.25),
             sums=(1, 2),
             dropout=keep is not None,
             x_dtype=x.dtype,
@@ -72,6 +74,8 @@ def test_every_width(check, device, columns, dtype):
         "bool sink",
         "additive sink keep",
         "bool keep window",
+        "bool fill",
+        "bool fill sink keep window",
         "sink window",
         "window",
     ],
@@ -91,6 +95,7 @@ def test_every_part(check, device, rows_held, dtype, parts):
         torch.rand(x.shape, device=device) < 0.8 if "keep" in parts else None,
         scale=0.125,
         window=(7, 2) if "window" in parts else None,
+        fill=-1.5 if "fill" in parts else None,
     )
 
 
@@ -119,7 +124,7 @@ def causal():
 
 def backward(p, g):
     statics = {"dropout": False, "x_dtype": p.dtype, "mask_sum": None, "sink_sum": None, "window": (-1, 0), "shift": 0}
-    return MASKED_SOFTMAX.run("backward", (p, None, None, g, None, None, 1.0, 1.0), "triton", **statics)[0]
+    return MASKED_SOFTMAX.run("backward", (p, None, None, g, None, None, None, 1.0, 1.0), "triton", **statics)[0]
 
 
 @pytest.mark.parametrize("queries", [1, 2, 33])
@@ -149,12 +154,28 @@ def test_infinities_and_nan_are_as_in_the_formula(device, rows_held):
     x[5, :20] = -math.inf
     mask = torch.zeros(7, 40, dtype=torch.bool, device=device)
     mask[4], mask[5, 20:] = True, True
-    for sink in (None, torch.zeros(7, 1, device=device), torch.full((7, 1), -math.inf, device=device)):
-        args = (x, mask, sink, None, 1.0, 1.0)
-        ours = MASKED_SOFTMAX.run("forward", args, "triton", window=None, shift=0, out_dtype=x.dtype)
-        plain = MASKED_SOFTMAX.forward(*args, window=None, shift=0, out_dtype=x.dtype)
+    sinks = (None, torch.zeros(7, 1, device=device), torch.full((7, 1), -math.inf, device=device))
+    for sink, fill in itertools.product(sinks, (None, -math.inf, torch.finfo(torch.float32).min)):
+        args, statics = (
+            (x, mask, sink, None, 1.0, 1.0),
+            {"window": None, "shift": 0, "out_dtype": x.dtype, "fill": fill},
+        )
+        ours, plain = MASKED_SOFTMAX.run("forward", args, "triton", **statics), MASKED_SOFTMAX.forward(*args, **statics)
         for mine, theirs in zip(ours, plain, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1.3e-6, atol=1e-6, equal_nan=True)
+
+
+@every_dtype
+def test_rows_hidden_by_an_additive_mask_are_as_in_the_formula(device, rows_held, dtype):
+    """Such as those of left padding in transformers; the lowest number times log₂ e would overflow."""
+    x, mask = normal(4, 40, dtype=dtype, device=device), torch.zeros(4, 40, dtype=dtype, device=device)
+    mask[2] = torch.finfo(dtype).min
+    args, statics = (x, mask, None, None, 0.5, 1.0), {"window": None, "shift": 0, "out_dtype": torch.float32}
+    ours, plain = (
+        MASKED_SOFTMAX.run("forward", args, "triton", **statics)[0],
+        MASKED_SOFTMAX.forward(*args, **statics)[0],
+    )
+    torch.testing.assert_close(ours, plain, rtol=1.3e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
