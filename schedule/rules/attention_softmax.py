@@ -82,9 +82,9 @@ def twice_masked_softmax(x: Value, bias: Value, mask: Value) -> Value:
 
 
 def filled_softmax(x: Value, hidden: Value) -> Value:
-    s = _scaled(cast("before")(_scores()))
-    hidden = tensor("hidden", where=lambda spec: spec.dtype == torch.bool)
-    s = any_of(s.masked_fill(hidden, scalar("fill")), torch.where(hidden, scalar("fill"), s))
+    s, fill = _scaled(cast("before")(_scores())), scalar("fill")
+    hidden, seen = (tensor(name, where=lambda spec: spec.dtype == torch.bool) for name in ("hidden", "seen"))
+    s = any_of(s.masked_fill(hidden, fill), torch.where(hidden, fill, s), torch.where(seen, s, fill))
     return _dropped(cast("after")(_softmax(cast("between")(s))))
 
 
@@ -110,7 +110,7 @@ def _extra_check(graph_match: GraphMatch) -> str:
     x, out = spec_of(graph_match.inputs["x"]), spec_of(graph_match.outputs[0])
     if x is None or out is None or x.shape != out.shape:
         return "what is softmaxed has not the shape of the scores"
-    for name in ("mask", "bias", "hidden"):
+    for name in ("mask", "bias", "hidden", "seen"):
         value = graph_match.inputs.get(name)
         if value is not None and not _broadcasts(spec_of(value), x):
             return f"the {name} does not broadcast to the scores"
@@ -175,7 +175,7 @@ def _is_product(value: Any) -> bool:
 def _no_gain(graph_match: GraphMatch) -> str:
     x, out = spec_of(graph_match.inputs["x"]), spec_of(graph_match.outputs[0])
     scalars, inputs = graph_match.scalars, graph_match.inputs
-    added = any(inputs.get(name) is not None for name in ("mask", "bias", "hidden", "sink"))
+    added = any(inputs.get(name) is not None for name in ("mask", "bias", "hidden", "seen", "sink"))
     scaled = scalars.get("scale") is not None or scalars.get("divisor") is not None
     widened = x is not None and out is not None and out.dtype != x.dtype
     return "" if added or scaled or widened or _drops(scalars) else "softmax alone: there is nothing to fuse"
@@ -200,6 +200,8 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
     options: dict[str, Any] = {}
     if inputs.get("sink") is not None:
         options["sink"] = inputs["sink"]
+    if inputs.get("seen") is not None:
+        inputs = {**inputs, "hidden": graph.call_function(torch.logical_not, (inputs["seen"],))}
     if inputs.get("hidden") is not None:
         mask, options["fill"] = inputs["hidden"], _fill(inputs, scalars)
     if _drops(scalars):

@@ -92,6 +92,11 @@ def _replaced_by_where(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     return torch.where(_hidden(mask), -3.0, torch.matmul(q, k.transpose(-1, -2))).softmax(-1)
 
 
+def _kept_by_where(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    s = torch.matmul(q, k.transpose(-1, -2)) / 2.0
+    return F.dropout(torch.where(~_hidden(mask), s, -3.0).softmax(-1), 0.2)
+
+
 def _soft_capped(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     s = torch.tanh(torch.matmul(q, k.transpose(-1, -2)) / 5.0) * 5.0
     return F.softmax(s + mask, dim=-1, dtype=_wide(q)).to(q.dtype)
@@ -127,6 +132,7 @@ FORMS: tuple[Callable[..., Tensor], ...] = (
     _replaced,
     _replaced_in_place,
     _replaced_by_where,
+    _kept_by_where,
     _soft_capped,
     _gpt_oss,
 )
