@@ -98,6 +98,8 @@ def broadcasts_to(other: torch.Tensor, x: torch.Tensor) -> bool:
 def broadcast_shape(op: str, x: torch.Tensor, name: str, other: torch.Tensor, x_name: str = "the input") -> torch.Size:
     """Return the broadcast shape of `other` and x, or raise ValueError if there is none or for two devices."""
     check_same_device(op, x, name, other)
+    if broadcasts_to(other, x):
+        return x.shape
     try:
         return torch.broadcast_shapes(x.shape, other.shape)
     except RuntimeError:

@@ -75,8 +75,9 @@ def test_models_of_other_libraries(name: str) -> None:
 
 
 def _ratios(found: dict[str, Any], column: str) -> str:
-    """Return the least times of all candidates but the first over that of the first, or a dash."""
-    first, *others = [each[column]["least"] for each in found.values() if column in each] or [1.0]
+    """Return the times of all candidates but the first over that of the first, operation by operation, or a dash."""
+    column = f"{column}, operations"
+    first, *others = [each[column] for each in found.values() if column in each] or [1.0]
     return " / ".join(f"{each / first:.2f}" for each in others) or "–"
 
 
