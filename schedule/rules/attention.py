@@ -294,7 +294,8 @@ def _scale(scalars: dict[str, Any]) -> float:
 
 def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
     added = {"bias": inputs.get("bias"), "attn_mask": inputs.get("mask"), "sink": inputs.get("sink")}
-    added |= {name: filling(graph, inputs, scalars, name) for name in FILLS}
+    dtype = Dtypes(inputs, scalars).seen("q").dtype
+    added |= {name: filling(graph, inputs, scalars, name, dtype) for name in FILLS}
     options = {name: value for name, value in added.items() if value is not None}
     options |= {"dropout_p": _dropout(scalars), "scale": _scale(scalars)}
     how = repetition(scalars, "k"), repetition(scalars, "v")

@@ -18,7 +18,6 @@ from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import any_of, optional, scalar, tensor
 from schedule.patterns.language import call_function
 from schedule.rules.casts import Value
-from schedule.rules.rule import spec_of
 
 FILLS = ("filled", "filled_last")
 """Names of the steps that may fill scores: before masks are added, and after."""
@@ -50,11 +49,11 @@ def where_filled(inputs: Mapping[str, Any], name: str) -> Any:
 
 def is_swallowing(scalars: Mapping[str, Any], name: str, dtype: torch.dtype) -> bool:
     """Check whether every score of ``dtype`` plus the fill number equals the fill number."""
-    number = _number(scalars, name, dtype)
+    number = fill_number(scalars, name, dtype)
     return number is not None and number <= torch.finfo(dtype).min / 2
 
 
-def _number(scalars: Mapping[str, Any], name: str, dtype: torch.dtype) -> float | None:
+def fill_number(scalars: Mapping[str, Any], name: str, dtype: torch.dtype) -> float | None:
     """Return the fill number as scores of ``dtype`` hold it, or None if they would be filled with anything else."""
     number, size = scalars.get(f"{name}_number"), scalars.get(f"{name}_size")
     made = scalars.get(f"{name}_dtype") or dtype
@@ -66,16 +65,15 @@ def _number(scalars: Mapping[str, Any], name: str, dtype: torch.dtype) -> float 
 
 
 def filling(
-    graph: fx.Graph, inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str
+    graph: fx.Graph, inputs: Mapping[str, Any], scalars: Mapping[str, Any], name: str, dtype: torch.dtype
 ) -> tuple[fx.Node, float | None] | None:
-    """Return the boolean mask of the filled scores and the fill number, or None if scores are not filled."""
-    q = spec_of(inputs["q"])
-    if q is None or where_filled(inputs, name) is None:
+    """Return the boolean mask of the filled scores of ``dtype`` and the number, or None if scores are not filled."""
+    if where_filled(inputs, name) is None:
         return None
     hidden = inputs.get(f"{name}_hidden")
     if hidden is None:
         hidden = graph.call_function(torch.logical_not, (inputs[f"{name}_kept"],))
-    return hidden, _number(scalars, name, q.dtype)
+    return hidden, fill_number(scalars, name, dtype)
 
 
 # -- repeated heads -----------------------------------------------------------------------------------------

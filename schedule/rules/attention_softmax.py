@@ -8,8 +8,8 @@
 
 A mask is a tensor added to the scores, of any shape that broadcasts and with its gradient, so position biases count
 too; there may be two. Or the masked scores are replaced by a number (``masked_fill``, ``where``), which also decides
-the result of a row that is masked altogether: NaN, or even attention to all keys. Where they are replaced by a tensor,
-or before a mask is added, that stays in eager torch and the rest of the chain is fused.
+the result of a row that is masked altogether: NaN, or even attention to all keys. Where they are replaced before a mask
+is added, or by more than one number, that stays in eager torch and the rest of the chain is fused.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fused.softmax import reciprocal
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.patterns.ops import find_form
+from schedule.rules.attention_inputs import fill_number, filled, filling, where_filled
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast, cast_node
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
@@ -68,7 +69,8 @@ def _mask(name: str) -> Value:
 
 
 def plain_softmax(x: Value) -> Value:
-    return _dropped(cast("after")(_softmax(cast("between")(_scaled(cast("before")(_scores()))))))
+    s = filled("filled")(_scaled(cast("before")(_scores())))
+    return _dropped(cast("after")(_softmax(cast("between")(s))))
 
 
 def masked_softmax(x: Value, mask: Value) -> Value:
@@ -78,13 +80,6 @@ def masked_softmax(x: Value, mask: Value) -> Value:
 
 def twice_masked_softmax(x: Value, bias: Value, mask: Value) -> Value:
     s = _scaled(cast("before")(_scores())) + _mask("bias") + _mask("mask")
-    return _dropped(cast("after")(_softmax(cast("between")(s))))
-
-
-def filled_softmax(x: Value, hidden: Value) -> Value:
-    s, fill = _scaled(cast("before")(_scores())), scalar("fill")
-    hidden, seen = (tensor(name, where=lambda spec: spec.dtype == torch.bool) for name in ("hidden", "seen"))
-    s = any_of(s.masked_fill(hidden, fill), torch.where(hidden, fill, s), torch.where(seen, s, fill))
     return _dropped(cast("after")(_softmax(cast("between")(s))))
 
 
@@ -110,13 +105,16 @@ def _extra_check(graph_match: GraphMatch) -> str:
     x, out = spec_of(graph_match.inputs["x"]), spec_of(graph_match.outputs[0])
     if x is None or out is None or x.shape != out.shape:
         return "what is softmaxed has not the shape of the scores"
-    for name in ("mask", "bias", "hidden", "seen"):
+    for name in ("mask", "bias"):
         value = graph_match.inputs.get(name)
         if value is not None and not _broadcasts(spec_of(value), x):
             return f"the {name} does not broadcast to the scores"
-    fill = graph_match.scalars.get("fill", 0.0)
-    if not isinstance(fill, (int, float)) or math.isnan(fill):
-        return "what replaces the masked scores is not a number"
+    masked = where_filled(graph_match.inputs, "filled")
+    if masked is not None and not _broadcasts(spec_of(masked), x):
+        return "what says which scores are filled does not broadcast to them"
+    number = fill_number(graph_match.scalars, "filled", _dtype_filled(Dtypes.of(graph_match), x))
+    if masked is not None and (number is None or math.isnan(number)):
+        return "the masked scores are filled with something else than a number of their dtype"
     narrow = [dtype for dtype in _stages(graph_match) if dtype.itemsize < x.dtype.itemsize]
     if x.dtype == torch.float64 and narrow:
         return f"float64 scores are softmaxed in {narrow[0]}, which the fused op does not imitate"
@@ -140,6 +138,10 @@ def _broadcasts(spec: TensorSpec | None, x: TensorSpec) -> bool:
     if spec is None or spec.ndim > x.ndim or spec.device != x.device:
         return False
     return all(a in (1, b) for a, b in zip(reversed(spec.shape), reversed(x.shape), strict=False))
+
+
+def _dtype_filled(dtypes: Dtypes, x: TensorSpec) -> torch.dtype:
+    return dtypes.after(x.dtype, "before")
 
 
 def _stages(graph_match: GraphMatch) -> list[torch.dtype]:
@@ -175,7 +177,7 @@ def _is_product(value: Any) -> bool:
 def _no_gain(graph_match: GraphMatch) -> str:
     x, out = spec_of(graph_match.inputs["x"]), spec_of(graph_match.outputs[0])
     scalars, inputs = graph_match.scalars, graph_match.inputs
-    added = any(inputs.get(name) is not None for name in ("mask", "bias", "hidden", "seen", "sink"))
+    added = any(inputs.get(name) is not None for name in ("mask", "bias", "sink", "filled_hidden", "filled_kept"))
     scaled = scalars.get("scale") is not None or scalars.get("divisor") is not None
     widened = x is not None and out is not None and out.dtype != x.dtype
     return "" if added or scaled or widened or _drops(scalars) else "softmax alone: there is nothing to fuse"
@@ -200,10 +202,10 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
     options: dict[str, Any] = {}
     if inputs.get("sink") is not None:
         options["sink"] = inputs["sink"]
-    if inputs.get("seen") is not None:
-        inputs = {**inputs, "hidden": graph.call_function(torch.logical_not, (inputs["seen"],))}
-    if inputs.get("hidden") is not None:
-        mask, options["fill"] = inputs["hidden"], _fill(inputs, scalars)
+    dtypes = Dtypes(inputs, scalars)
+    fill = filling(graph, inputs, scalars, "filled", _dtype_filled(dtypes, dtypes.seen("x")))
+    if fill is not None:
+        mask, options["fill"] = fill
     if _drops(scalars):
         options["dropout_p"] = scalars["p"]
     dtype = _out_dtype(inputs, scalars)
@@ -234,12 +236,6 @@ def _scale(graph: fx.Graph, scalars: dict[str, Any]) -> Any:
     return 1.0 if scale is None else scale
 
 
-def _fill(inputs: dict[str, Any], scalars: dict[str, Any]) -> float:
-    """Return the number that replaces the masked scores, in the dtype that they have there."""
-    dtypes = Dtypes(inputs, scalars)
-    return float(torch.tensor(scalars["fill"], dtype=dtypes.after(dtypes.seen("x").dtype, "before")))
-
-
 def _out_dtype(inputs: dict[str, Any], scalars: dict[str, Any]) -> torch.dtype | None:
     """Return the dtype of the result if it differs from the dtype of the scores, else None."""
     dtypes = Dtypes(inputs, scalars)
@@ -264,7 +260,6 @@ ATTENTION_SOFTMAX = register_rule(
             sink_softmax,
             twice_masked_softmax,
             masked_softmax,
-            filled_softmax,
             plain_softmax,
         ),
         build=_build,
