@@ -9,13 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def _wide(q: Tensor) -> torch.dtype:
-    """Return the dtype of the softmax: float32, or float64 for float64 queries.
-
-    Rules leave float64 scores alone if a model computes their softmax in float32.
-    """
-    return torch.promote_types(q.dtype, torch.float32)
+from schedule.rules.attention_forms import wide
 
 
 def _attention(scale: float | None, p: float, narrow: bool = False) -> Callable[..., Tensor]:
@@ -26,7 +20,7 @@ def _attention(scale: float | None, p: float, narrow: bool = False) -> Callable[
         s = s if scale is None else s * scale
         for mask in masks:
             s = s + mask
-        weights = F.softmax(s, dim=-1, dtype=_wide(q)).to(q.dtype) if narrow else F.softmax(s, dim=-1)
+        weights = F.softmax(s, dim=-1, dtype=wide(q)).to(q.dtype) if narrow else F.softmax(s, dim=-1)
         return F.dropout(weights, p=p, training=True)
 
     return form
@@ -45,7 +39,7 @@ def _first(form: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:
 
 def _divided(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     s = (q @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
-    return F.dropout(torch.softmax((s + mask).to(_wide(q)), -1).type_as(s), 0.1)
+    return F.dropout(torch.softmax((s + mask).to(wide(q)), -1).type_as(s), 0.1)
 
 
 def _divided_in_place(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
@@ -58,7 +52,7 @@ def _alibi(q: Tensor, k: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
     alibi = bias.expand(*q.shape[:-1], k.shape[-2]).reshape(-1, q.shape[-2], k.shape[-2])
     s = alibi.baddbmm(batch1=q3, batch2=k3.transpose(1, 2), beta=1.0, alpha=0.25)
     s = s.view(*q.shape[:-1], k.shape[-2]) + mask
-    return F.dropout(F.softmax(s, dim=-1, dtype=_wide(q)).to(q.dtype), 0.0, True)
+    return F.dropout(F.softmax(s, dim=-1, dtype=wide(q)).to(q.dtype), 0.0, True)
 
 
 def _causal(q: Tensor, k: Tensor) -> Tensor:
@@ -80,7 +74,7 @@ def _hidden(mask: Tensor) -> Tensor:
 
 def _replaced(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     s = (q @ k.transpose(-1, -2)) * 0.5
-    weights = F.softmax(s.masked_fill(_hidden(mask), torch.finfo(s.dtype).min), dim=-1, dtype=_wide(q)).type_as(s)
+    weights = F.softmax(s.masked_fill(_hidden(mask), torch.finfo(s.dtype).min), dim=-1, dtype=wide(q)).type_as(s)
     return F.dropout(weights, p=0.2, training=True)
 
 
@@ -99,7 +93,7 @@ def _kept_by_where(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 def _soft_capped(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     s = torch.tanh(torch.matmul(q, k.transpose(-1, -2)) / 5.0) * 5.0
-    return F.softmax(s + mask, dim=-1, dtype=_wide(q)).to(q.dtype)
+    return F.softmax(s + mask, dim=-1, dtype=wide(q)).to(q.dtype)
 
 
 def _gpt_oss(q: Tensor, k: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
