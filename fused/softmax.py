@@ -76,18 +76,9 @@ def scaled_masked_softmax(
 
     Source: Megatron-LM ``fused_softmax``; HuggingFace ``eager_attention_forward``.
     """
-    return checked_softmax(
-        "scaled_masked_softmax",
-        x,
-        mask,
-        scale,
-        checked_window("scaled_masked_softmax", causal, window),
-        sink,
-        dropout_p,
-        out_dtype,
-        softmax_in_fp32,
-        fill,
-    )
+    op = "scaled_masked_softmax"
+    window = checked_window(op, causal, window)
+    return checked_softmax(op, x, mask, scale, window, sink, dropout_p, out_dtype, softmax_in_fp32, fill)
 
 
 def reciprocal(divisor: float) -> float:

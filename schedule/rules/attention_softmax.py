@@ -177,7 +177,8 @@ def _is_product(value: Any) -> bool:
 def _no_gain(graph_match: GraphMatch) -> str:
     x, out = spec_of(graph_match.inputs["x"]), spec_of(graph_match.outputs[0])
     scalars, inputs = graph_match.scalars, graph_match.inputs
-    added = any(inputs.get(name) is not None for name in ("mask", "bias", "sink", "filled_hidden", "filled_kept"))
+    added = any(inputs.get(name) is not None for name in ("mask", "bias", "sink"))
+    added = added or where_filled(inputs, "filled") is not None
     scaled = scalars.get("scale") is not None or scalars.get("divisor") is not None
     widened = x is not None and out is not None and out.dtype != x.dtype
     return "" if added or scaled or widened or _drops(scalars) else "softmax alone: there is nothing to fuse"
