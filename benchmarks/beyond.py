@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from schedule.util.named_values import named_tensors
 from tests.sweep.beyond.timm import library as timm
 
 RESULTS = Path(__file__).parent / "results" / "beyond.json"
+COPIES = 3  # of each candidate, whose operations are measured
 Batch = dict[str, Tensor]
 Candidate = Callable[[nn.Module, Batch], Callable[..., Any]]
 """Return what is called in place of a model, which may be the model."""
@@ -156,11 +158,16 @@ def _candidates(model: nn.Module, batch: Batch, candidates: Mapping[str, Candida
     return losses
 
 
-def _timed(what: str, functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, Figure]]:
-    """Return candidate → the times of whole calls, and their time operation by operation."""
-    whole = interleaved(functions, rounds, clock=time.process_time)
-    by_operation = interleaved_by_operation(functions, rounds)
-    return {name: {what: whole[name], f"{what}, operations": by_operation[name]} for name in functions}
+def _step(loss: Callable[[], Tensor]) -> None:
+    loss().backward()
+
+
+def _timed(what: str, copies: Iterator[Mapping[str, Callable[[], Any]]], rounds: int) -> dict[str, dict[str, Figure]]:
+    """Return candidate → the times of whole calls of the first copy, and the time of all operation by operation."""
+    first = next(copies)
+    whole = interleaved(first, rounds, clock=time.process_time)
+    by_operation = interleaved_by_operation(chain((first,), copies), max(rounds // COPIES, 1))
+    return {name: {what: whole[name], f"{what}, operations": by_operation[name]} for name in first}
 
 
 @profiled_kernels()
@@ -168,14 +175,15 @@ def measured(model: Model, rounds: int) -> dict[str, Figures]:
     """Return candidate → bytes kept for backward, and the times of a training step and of an evaluation."""
     torch.manual_seed(0)
     module, batch = model.make().train(), model.batch()
-    losses = _candidates(module, batch, TRAINING)
-    steps = {name: (lambda loss=loss: loss().backward()) for name, loss in losses.items()}
-    figures: dict[str, dict[str, Figure]] = {name: {"kept": kept_bytes(loss)} for name, loss in losses.items()}
+    losses = (_candidates(module, batch, TRAINING) for _ in range(COPIES))
+    first = next(losses)
+    figures: dict[str, dict[str, Figure]] = {name: {"kept": kept_bytes(loss)} for name, loss in first.items()}
+    steps = ({name: partial(_step, loss) for name, loss in each.items()} for each in chain((first,), losses))
     for name, step in _timed("step", steps, rounds).items():
         figures[name].update(step)
     if model.has_evaluation:
         with torch.no_grad():
-            forwards = _candidates(module.eval(), batch, EVALUATION)
+            forwards = (_candidates(module.eval(), batch, EVALUATION) for _ in range(COPIES))
             for name, forward in _timed("evaluation", forwards, rounds).items():
                 figures[name].update(forward)
     return {**figures}

@@ -2,13 +2,14 @@
 
 Other work on a shared machine only adds to times, and rarely leaves a whole training step alone; a single operation,
 with its few milliseconds, it often does. So this sum varies far less from run to run than the least time of the whole.
+Where the tensors lie in memory changes times too, for as long as they lie there: so several copies are measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ContextDecorator
 from typing import Any
 
@@ -41,17 +42,23 @@ def self_seconds(run: Callable[[], Any]) -> dict[Operation, float]:
     return found
 
 
-def interleaved_by_operation(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Profile the candidates in turn, ``rounds`` times; each goes first in turn.
+def interleaved_by_operation(copies: Iterable[Mapping[str, Callable[[], Any]]], rounds: int) -> dict[str, float]:
+    """Profile the candidates of each copy in turn, ``rounds`` times; each goes first in turn.
+
+    Args:
+        copies: the same candidates with tensors of their own. The first call of each is not measured.
+        rounds: of one copy.
 
     Returns:
         Candidate → seconds of a call: the sum of the least seconds of each operation.
     """
-    least: dict[str, dict[Operation, float]] = {name: {} for name in candidates}
-    names = list(candidates)
-    for first in range(rounds):
-        for position in range(len(names)):
-            name = names[(first + position) % len(names)]
-            for operation, seconds in self_seconds(candidates[name]).items():
-                least[name][operation] = min(seconds, least[name].get(operation, math.inf))
+    least: defaultdict[str, dict[Operation, float]] = defaultdict(dict)
+    for candidates in copies:
+        for run in candidates.values():
+            run()
+        names = list(candidates)
+        for first in range(rounds):
+            for name in (*names[first % len(names) :], *names[: first % len(names)]):
+                for operation, seconds in self_seconds(candidates[name]).items():
+                    least[name][operation] = min(seconds, least[name].get(operation, math.inf))
     return {name: sum(operations.values()) for name, operations in least.items()}

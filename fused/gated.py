@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from fused.backends import requested
 from fused.backends.reference import gated as formulas
 from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.tracing import differentiated, transformed
@@ -175,6 +176,6 @@ def _apply(y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | 
     if transformed() and not (how.fp8 and torch.compiler.is_compiling()):
         return formulas.gated_activation(y, up, bias, weights, how.offset, how.clamp, activation=how.activation)
     if not differentiated(y, up, bias, weights):
-        return forward(y, up, bias, weights, how)
+        return forward(y, up, bias, weights, how, requested())
     result: Tensor = GatedActivation.apply(y, up, bias, weights, how)
     return result

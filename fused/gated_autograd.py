@@ -108,14 +108,12 @@ class Gated:
     offload: bool = False
 
 
-def forward(y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated) -> Tensor:
+def forward(
+    y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated, backend: str | None
+) -> Tensor:
     """Run the forward formula on the requested backend."""
-    result: Tensor = GATED_ACTIVATION.run(
-        "forward",
-        (y, up, bias, weights, how.offset, how.clamp),
-        requested(),
-        activation=how.activation,
-    )
+    inputs = (y, up, bias, weights, how.offset, how.clamp)
+    result: Tensor = GATED_ACTIVATION.run("forward", inputs, backend, activation=how.activation)
     return result
 
 
@@ -178,7 +176,7 @@ def restored(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _again(y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, *_: None, how: Gated) -> Tensor:
-    return forward(y, up, bias, weights, how)
+    return forward(y, up, bias, weights, how, requested())
 
 
 class GatedActivation(torch.autograd.Function):
@@ -190,7 +188,7 @@ class GatedActivation(torch.autograd.Function):
         ctx: Any, y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated
     ) -> Tensor:
         save(ctx, y, up, bias, weights, how)
-        result = forward(y, up, bias, weights, how)
+        result = forward(y, up, bias, weights, how, ctx.backend)
         if not how.fp8:
             ctx.recomputation = Recomputation(result, partial(_again, how=how), ctx.backend)
         return result

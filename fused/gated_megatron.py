@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from fused.activations import bias_activation
+from fused.backends import requested
 from fused.gated import gated, settings
 from fused.gated_autograd import Gated, forward, gradients, save
 
@@ -46,7 +47,7 @@ class _GatedFunction(torch.autograd.Function):
         # methods, because every access to a class method makes a new object.
         def forward_of(*args: Any) -> Tensor:
             y, bias, weights, how = cls._arguments(args)
-            return forward(y, None, bias, weights, how)
+            return forward(y, None, bias, weights, how, requested())
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
             y, bias, weights, how = cls._arguments(inputs)

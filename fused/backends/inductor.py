@@ -8,7 +8,6 @@ object: so every kind of input gets a separate code object.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import types
@@ -35,17 +34,25 @@ def run(formula: Formula, args: Sequence[Any], statics: Mapping[str, Hashable], 
         statics: settings for which the code is specialized.
         device: device type of the tensors.
     """
-    inputs = [_normal(arg) for arg in args]
-    with _no_autocast(device), _no_function_modes(), torch.no_grad():
-        if device != "cpu":
-            return _by_torch_compile(formula, inputs, statics, device)
-        try:
-            kernel = kernels.kernel_for(formula, inputs, statics)
-        except kernels.TooManyKernels:
-            return _too_often(formula, inputs, statics)
-        except Exception as error:  # whatever tracing and compiling may raise
-            return _uncompiled(formula, inputs, statics, device, error)
-        return kernel(inputs)
+    inputs = [None if arg is None else _normal(arg) for arg in args]
+    if torch.is_grad_enabled() or torch.is_autocast_enabled(device) or count_function_modes():
+        # Dynamo would trace into a mode of torch functions, such as a recording, and guard on it.
+        with torch.no_grad(), torch.autocast(device, enabled=False), DisableTorchFunction():
+            return _run(formula, inputs, statics, device)
+    return _run(formula, inputs, statics, device)
+
+
+def _run(formula: Formula, inputs: Sequence[Any], statics: Mapping[str, Hashable], device: str) -> Any:
+    """Run the formula on inputs in their normal form, outside of any mode."""
+    if device != "cpu":
+        return _by_torch_compile(formula, inputs, statics, device)
+    try:
+        kernel = kernels.kernel_for(formula, inputs, statics)
+    except kernels.TooManyKernels:
+        return _too_often(formula, inputs, statics)
+    except Exception as error:  # whatever tracing and compiling may raise
+        return _uncompiled(formula, inputs, statics, device, error)
+    return kernel(inputs)
 
 
 def _too_often(formula: Formula, inputs: Sequence[Any], statics: Mapping[str, Hashable]) -> Any:
@@ -111,10 +118,10 @@ def _specialize(formula: Formula, statics: Mapping[str, Hashable]) -> Formula:
     return compiled
 
 
-def _normal(arg: Any) -> Any:
+def _normal(arg: Any) -> torch.Tensor:
     if isinstance(arg, torch.Tensor):
         return arg.detach().contiguous().resolve_neg()
-    return None if arg is None else _number(float(arg))
+    return _number(float(arg))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -129,16 +136,3 @@ def _kind(arg: Any) -> Hashable:
         ones = tuple(size == 1 for size in arg.shape)
         return (arg.dtype, arg.device, ones, arg.is_inference())
     return arg
-
-
-def _no_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
-    if torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return contextlib.nullcontext()
-
-
-def _no_function_modes() -> contextlib.AbstractContextManager[Any]:
-    """Disable any ``TorchFunctionMode``, such as a recording: dynamo would trace into it and guard on it."""
-    if count_function_modes():
-        return DisableTorchFunction()
-    return contextlib.nullcontext()

@@ -47,7 +47,7 @@ class Kernel:
     def __call__(self, inputs: Sequence[Tensor | None]) -> Any:
         tensors = [arg for arg in inputs if arg is not None]
         computed = self.call(list(tensors))
-        results = tuple(None if i is None else computed[i] if i >= 0 else tensors[-1 - i] for i in self.results)
+        results = tuple([None if i is None else computed[i] if i >= 0 else tensors[-1 - i] for i in self.results])
         return results[0] if self.single else results
 
 

@@ -25,7 +25,7 @@ MAX_KERNELS = 16  # of one formula, setting and kind of input: more would mean s
 _MAX_SIZES = 4096
 
 _kernels: dict[Hashable, list[Kernel]] = {}
-_by_sizes: dict[Hashable, Kernel] = {}
+_by_sizes: dict[Hashable, Kernel] = {}  # the kernel of each call that was made, without asking for its kind
 _lock = threading.RLock()
 
 
@@ -45,19 +45,24 @@ def kernel_for(formula: Formula, inputs: Sequence[Tensor | None], statics: Mappi
         TooManyKernels: no kernel fits, and there are `MAX_KERNELS` of this kind.
         Exception: any error of tracing or compiling.
     """
-    tensors = [arg for arg in inputs if arg is not None]
-    shapes = tuple(None if arg is None else (arg.dtype, *(min(size, 2) for size in arg.shape)) for arg in inputs)
+    shapes = tuple([None if arg is None else (arg.dtype, arg.shape) for arg in inputs])
     settings = (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
-    kind = (tuple(statics.items()), shapes, _magnitude(max(map(torch.numel, tensors))), settings)
-    sizes = tuple(size for tensor in tensors for size in tensor.shape)
-    kernel = _by_sizes.get((formula, kind, sizes))
+    call = (formula, tuple(statics.items()), shapes, settings)
+    kernel = _by_sizes.get(call)
     if kernel is None:
         with _lock:
-            kernel = _found(formula, inputs, statics, kind, sizes)
+            kernel = _found(formula, inputs, statics, settings)
             if len(_by_sizes) >= _MAX_SIZES:
                 _by_sizes.clear()
-            _by_sizes[formula, kind, sizes] = kernel
+            _by_sizes[call] = kernel
     return kernel
+
+
+def _kind(tensors: Sequence[Tensor | None], statics: Mapping[str, Hashable], settings: Hashable) -> Hashable:
+    """Return what a kernel is compiled for, besides the sizes that its guard asks for."""
+    shapes = tuple(None if each is None else (each.dtype, *(min(size, 2) for size in each.shape)) for each in tensors)
+    largest = max(each.numel() for each in tensors if each is not None)
+    return tuple(statics.items()), shapes, _magnitude(largest), settings
 
 
 def _magnitude(elements: int) -> int:
@@ -69,13 +74,11 @@ def _magnitude(elements: int) -> int:
 
 
 def _found(
-    formula: Formula,
-    inputs: Sequence[Tensor | None],
-    statics: Mapping[str, Hashable],
-    kind: Hashable,
-    sizes: Sequence[int],
+    formula: Formula, inputs: Sequence[Tensor | None], statics: Mapping[str, Hashable], settings: Hashable
 ) -> Kernel:
     """Return a fitting kernel from this process or the disk, or compile one."""
+    kind = _kind(inputs, statics, settings)
+    sizes = [size for arg in inputs if arg is not None for size in arg.shape]
     known = _kernels.setdefault((formula, kind), [])
     fitting = next((kernel for kernel in known if kernel.fits(sizes)), None)
     if fitting is not None:

@@ -15,19 +15,17 @@ def as_rows(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     left as they are.
     """
     leading = args[0].shape[:-1]
-
-    def flat(arg: Any) -> Any:
-        return arg.reshape(-1, arg.shape[-1]) if isinstance(arg, torch.Tensor) and arg.ndim != 1 else arg
+    flat = [arg.reshape(-1, arg.shape[-1]) if isinstance(arg, torch.Tensor) and arg.ndim > 2 else arg for arg in args]
 
     def one(result: Any) -> Any:
-        if result is None or result.ndim != 2:
+        if result is None or result.ndim != 2 or len(leading) == 1:
             return result
         return result.reshape(*leading, result.shape[-1])
 
     def finish(results: Any) -> Any:
         return tuple(map(one, results)) if isinstance(results, tuple) else one(results)
 
-    return [flat(arg) for arg in args], finish
+    return flat, finish
 
 
 def merged_shapes(whole: Sequence[int], part: Sequence[int]) -> tuple[list[int], list[int]]:

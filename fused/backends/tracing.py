@@ -53,11 +53,9 @@ def transformed() -> bool:
 
     The ops then run as differentiable torch operations, visible to the tracer or transform.
     """
-    return torch.compiler.is_compiling() or _is_transform_active()
-
-
-def _is_transform_active() -> bool:
-    return are_functorch_transforms_active() or is_forward_ad_active() or is_jit_tracing()
+    return (
+        torch.compiler.is_compiling() or are_functorch_transforms_active() or is_forward_ad_active() or is_jit_tracing()
+    )
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:

@@ -30,15 +30,24 @@ def test_the_least_of_each_operation_is_added(monkeypatch: pytest.MonkeyPatch) -
         [{("mm", 0): 2.0, ("mm", 1): 5.0}, {("mm", 0): 3.0, ("mm", 1): 1.0}]
     )
     monkeypatch.setattr(operations, "self_seconds", lambda run: next(rounds))
-    assert interleaved_by_operation({"one": lambda: None}, rounds=2) == {"one": 3.0}
+    assert interleaved_by_operation([{"one": lambda: None}], rounds=2) == {"one": 3.0}
+
+
+def test_copies_count_together_and_their_first_calls_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    copies = [{"one": lambda copy=copy: called.append(copy)} for copy in "ab"]
+    times = iter([{("mm", 0): 2.0, ("mm", 1): 5.0}, {("mm", 0): 3.0, ("mm", 1): 1.0}])
+    monkeypatch.setattr(operations, "self_seconds", lambda run: run() or next(times))
+    assert interleaved_by_operation(iter(copies), rounds=1) == {"one": 3.0}
+    assert called == ["a", "a", "b", "b"]
 
 
 def test_candidates_take_turns_to_be_first(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     candidates = {name: (lambda name=name: called.append(name)) for name in "ab"}
     monkeypatch.setattr(operations, "self_seconds", lambda run: run() or {})
-    interleaved_by_operation(candidates, rounds=2)
-    assert called == ["a", "b", "b", "a"]
+    interleaved_by_operation([candidates], rounds=2)
+    assert called == ["a", "b", *"ab", *"ba"]
 
 
 def test_compiled_kernels_are_seen() -> None:
