@@ -24,7 +24,7 @@ from fused.checks import (
     check_weights,
     shape,
 )
-from fused.gated_autograd import Gated, GatedActivation, forward
+from fused.gated_autograd import Gated, GatedActivation, GateSecond, forward
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -86,13 +86,14 @@ def gated_activation(
     return local.wrap(_apply(local.x, up, None, local.others[1], how))
 
 
-def gated_halves(y: Tensor, activation: str, half: int | None = None) -> Tensor:
+def gated_halves(y: Tensor, activation: str, half: int | None = None, *, gate_first: bool = True) -> Tensor:
     """Compute ``act(y[..., :half]) · y[..., half:]``, in one pass over y where these are its halves.
 
     Args:
         y: ``[..., 2·hidden]``, as `gated_activation`; of another width if the two parts broadcast.
         activation: as `gated_activation`.
         half: where y is split; None splits it as ``y.chunk(2, dim=-1)``.
+        gate_first: whether the first part is the gate; if not, ``y[..., :half] · act(y[..., half:])`` is computed.
 
     Returns:
         ``[..., hidden]``, as `gated_activation`.
@@ -100,9 +101,15 @@ def gated_halves(y: Tensor, activation: str, half: int | None = None) -> Tensor:
     Raises:
         TypeError, ValueError: as `gated_activation`.
     """
-    if y.shape[-1] % 2 == 0 and half in (None, y.shape[-1] // 2):
+    are_halves = y.shape[-1] % 2 == 0 and half in (None, y.shape[-1] // 2)
+    if are_halves and gate_first:
         return gated("gated_halves", y, None, None, settings("gated_halves", activation, None, False))
-    gate, up = y.chunk(2, dim=-1) if half is None else (y[..., :half], y[..., half:])
+    if are_halves and differentiated(y) and not sharded(y) and not transformed():
+        check_float("gated_halves", "input", y, min_ndim=1)
+        result: Tensor = GateSecond.apply(y, settings("gated_halves", activation, None, False))
+        return result
+    first, second = y.chunk(2, dim=-1) if half is None else (y[..., :half], y[..., half:])
+    gate, up = (first, second) if gate_first else (second, first)
     return gated_activation(gate, up, activation)
 
 

@@ -196,3 +196,35 @@ class GatedActivation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         return *gradients(ctx, grad_output, tuple(ctx.needs_input_grad[:4])), None
+
+
+def _again_of_halves(y: Tensor, *, how: Gated) -> Tensor:
+    up, gate = y.chunk(2, -1)
+    return forward(gate, up, None, None, how, requested())
+
+
+class GateSecond(torch.autograd.Function):
+    """Autograd function of up·act(gate) for a plain tensor with the up in its first half, which is saved whole.
+
+    Its gradient is written in one piece; those of two halves would be joined by a copy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, how: Gated) -> Tensor:
+        ctx.how, ctx.backend = how, requested()
+        ctx.save_for_backward(y)
+        up, gate = y.chunk(2, -1)
+        result = forward(gate, up, None, None, how, ctx.backend)
+        ctx.recomputation = Recomputation(result, partial(_again_of_halves, how=how), ctx.backend)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        (y,) = saved_tensors(ctx)
+        how: Gated = ctx.how
+        up, gate = y.chunk(2, -1)
+        inputs = (grad_output, gate, up, None, None, how.offset, how.clamp)
+        needs = (True, True, False, False)
+        dgate, dup, *_ = GATED_ACTIVATION.run("backward", inputs, ctx.backend, activation=how.activation, needs=needs)
+        whole = _whole(dup, dgate)
+        return torch.cat((dup, dgate), -1) if whole is None else whole, None

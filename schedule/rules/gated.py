@@ -8,9 +8,9 @@
     before:  gate, up = self.gate_up_proj(x).chunk(2, dim=-1);  y = up * F.silu(gate)
     after:   y = fused.swiglu(self.gate_up_proj(x))
 
-There is one rule for each activation. If gate and up are the halves of one projection, gate first, the projection's
-output is passed as a whole, so that its gradient is computed in one piece too. If no parameter fixes its width, where
-the code splits it is passed on as well. The rules apply to dense MLPs and to experts alike.
+There is one rule for each activation. If gate and up are the halves of one projection, the projection's output is
+passed as a whole, so that its gradient is computed in one piece too. If no parameter fixes its width, where the code
+splits it is passed on as well. The rules apply to dense MLPs and to experts alike.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor, fx
 
 import fused
 from fused.gated import gated_halves
+from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, any_of, scalar
 from schedule.rules.activations import (
     SQRT_2_OVER_PI,
@@ -57,16 +58,27 @@ def _two(activation: Activation) -> Callable[..., Value]:
     return gated
 
 
+def _halves(y: Value) -> tuple[Value, Value]:
+    chunks = torch.chunk(y, 2, dim=-1)
+    parts = torch.split(y, scalar("half"), dim=-1)
+    first = any_of(chunks[0], y[..., : scalar("half")], parts[0], name="first")
+    return first, any_of(chunks[1], y[..., scalar("half") :], parts[1], name="second")
+
+
 def _packed(activation: Activation) -> Callable[..., Value]:
     def packed_gated(y: Value) -> Value:
-        y = floating("y")
-        chunks = torch.chunk(y, 2, dim=-1)
-        parts = torch.split(y, scalar("half"), dim=-1)
-        gate = any_of(chunks[0], y[..., : scalar("half")], parts[0], name="gate")
-        up = any_of(chunks[1], y[..., scalar("half") :], parts[1], name="up")
+        gate, up = _halves(floating("y"))
         return activation(gate) * up
 
     return packed_gated
+
+
+def _packed_gate_second(activation: Activation) -> Callable[..., Value]:
+    def packed_gated_gate_second(y_gate_second: Value) -> Value:
+        up, gate = _halves(floating("y_gate_second"))
+        return activation(gate) * up
+
+    return packed_gated_gate_second
 
 
 # -- checks -------------------------------------------------------------------------------------------------
@@ -80,10 +92,14 @@ def _extra_check(graph_match: GraphMatch) -> str:
         return "the input was not seen in the recorded run"
     if rounded and any(spec and spec.dtype == torch.float64 for spec in values):
         return f"the formula's rounded constant ({rounded}) differs from the exact one in float64"
-    packed, half = dtypes.spec("y"), _value(graph_match.scalars.get("half"))
+    packed, half = _packed_spec(dtypes), _value(graph_match.scalars.get("half"))
     if packed is not None and (packed.shape[-1] % 2 or half not in (None, packed.shape[-1] // 2)):
         return "the parts taken of the projection are not its halves"
     return _mismatch(dtypes)
+
+
+def _packed_spec(dtypes: Dtypes) -> TensorSpec | None:
+    return dtypes.spec("y") or dtypes.spec("y_gate_second")
 
 
 def _value(size: Any) -> Any:
@@ -107,7 +123,7 @@ def _mismatch(dtypes: Dtypes) -> str:
 
 def _profitability(graph_match: GraphMatch) -> str:
     dtypes = Dtypes.of(graph_match)
-    return small("gated", dtypes.spec("gate") or dtypes.spec("y"))
+    return small("gated", dtypes.spec("gate") or _packed_spec(dtypes))
 
 
 # -- the rules ----------------------------------------------------------------------------------------------
@@ -130,7 +146,7 @@ _SHAPES = ((2, 5, 8), (7, 16), (2, 3, 2, 6))
 
 
 def _forms(activation: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], ...]:
-    """Return the forms of LLaMA, Phi-3, a sliced projection, ModernBERT and Moonshine."""
+    """Return the forms of LLaMA, Phi-3, a sliced projection, ModernBERT, Moonshine and a sliced one, gate second."""
 
     def chunked(gate: Tensor, up: Tensor) -> Tensor:
         first, second = torch.cat((gate, up), dim=-1).chunk(2, dim=-1)
@@ -148,7 +164,11 @@ def _forms(activation: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor
         first, second = torch.cat((up, gate), dim=-1).chunk(2, dim=-1)
         return activation(second) * first
 
-    return (lambda gate, up: activation(gate) * up), chunked, sliced, split, gate_second
+    def gate_sliced_second(gate: Tensor, up: Tensor) -> Tensor:
+        y, half = torch.cat((up, gate), dim=-1), gate.shape[-1]
+        return y[..., :half] * activation(y[..., half:])
+
+    return (lambda gate, up: activation(gate) * up), chunked, sliced, split, gate_second, gate_sliced_second
 
 
 def _rule(
@@ -167,20 +187,22 @@ def _rule(
     """
 
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-        if "y" not in inputs:
+        if "gate" in inputs:
             return graph.call_function(fused.gated_activation, (inputs["gate"], inputs["up"], activation))
-        if not is_width_fixed(inputs["y"]):
-            half = {} if scalars.get("half") is None else {"half": scalars["half"]}
-            return graph.call_function(gated_halves, (inputs["y"], activation), half)
-        function, options = _PACKED[activation]
-        return graph.call_function(function, (inputs["y"], *options))
+        y = inputs["y"] if "y" in inputs else inputs["y_gate_second"]
+        if "y" in inputs and is_width_fixed(y):
+            function, options = _PACKED[activation]
+            return graph.call_function(function, (y, *options))
+        half = {} if is_width_fixed(y) or scalars.get("half") is None else {"half": scalars["half"]}
+        order = {} if "y" in inputs else {"gate_first": False}
+        return graph.call_function(gated_halves, (y, activation), half | order)
 
     others = [functools.partial(_gated_form, form) for form in forms[1:]]
     return register_rule(
         Rule(
             name=f"gated_{activation}",
             family=FAMILY,
-            patterns=(*map(_packed, ways), *map(_two, ways)),
+            patterns=(*map(_packed, ways), *map(_packed_gate_second, ways), *map(_two, ways)),
             build=build,
             proof=Proof((*_forms(forms[0]), *others), _inputs, _SHAPES, refused=refused),
             summary=f"fused.gated_activation(gate, up, {activation!r})",

@@ -51,7 +51,7 @@ def test_equations(name: str) -> None:
 
     def given(*sizes: int) -> list[Tensor]:
         torch.manual_seed(sum(sizes))
-        return [torch.randn(*sizes, 8, requires_grad=True) for _ in range(3)]
+        return [torch.randn(*sizes, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
 
     report = schedule.optimize(module, tuple(given(2, 6, 6)), rules="attention", cost_guard=False)
     assert report.applied == ({} if reason else {"sdpa": 1})
