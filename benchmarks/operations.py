@@ -16,6 +16,8 @@ from typing import Any
 from torch._inductor import config
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from benchmarks.timing import in_turns
+
 Operation = tuple[str, int]
 """An operation's name, and how many of that name came before it in the call."""
 
@@ -54,11 +56,7 @@ def interleaved_by_operation(copies: Iterable[Mapping[str, Callable[[], Any]]], 
     """
     least: defaultdict[str, dict[Operation, float]] = defaultdict(dict)
     for candidates in copies:
-        for run in candidates.values():
-            run()
-        names = list(candidates)
-        for first in range(rounds):
-            for name in (*names[first % len(names) :], *names[: first % len(names)]):
-                for operation, seconds in self_seconds(candidates[name]).items():
-                    least[name][operation] = min(seconds, least[name].get(operation, math.inf))
+        for name, run in in_turns(candidates, rounds):
+            for operation, seconds in self_seconds(run).items():
+                least[name][operation] = min(seconds, least[name].get(operation, math.inf))
     return {name: sum(operations.values()) for name, operations in least.items()}

@@ -7,7 +7,7 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,16 @@ def _quartiles(figures: list[float]) -> tuple[float, float, float]:
     return median, low, high
 
 
+def in_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Call each candidate once, then yield all of them ``rounds`` times, in turn; each goes first in turn."""
+    for run in candidates.values():
+        run()
+    turns = list(candidates.items())
+    for _ in range(rounds):
+        yield from turns
+        turns = [*turns[1:], *turns[:1]]
+
+
 def interleaved(
     candidates: Mapping[str, Callable[[], Any]],
     rounds: int = 15,
@@ -65,17 +75,12 @@ def interleaved(
     Returns:
         Seconds per call of each candidate.
     """
-    for run in candidates.values():
-        run()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    names = list(candidates)
-    for first in range(rounds):
-        for position in range(len(names)):
-            name = names[(first + position) % len(names)]
-            start = clock()
-            for _ in range(calls):
-                candidates[name]()
-            seconds[name].append((clock() - start) / calls)
+    for name, run in in_turns(candidates, rounds):
+        start = clock()
+        for _ in range(calls):
+            run()
+        seconds[name].append((clock() - start) / calls)
     return summarized(seconds)
 
 

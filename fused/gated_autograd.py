@@ -198,9 +198,9 @@ class GatedActivation(torch.autograd.Function):
         return *gradients(ctx, grad_output, tuple(ctx.needs_input_grad[:4])), None
 
 
-def _again_of_halves(y: Tensor, *, how: Gated) -> Tensor:
+def _gate_second(y: Tensor, *, how: Gated, backend: str | None) -> Tensor:
     up, gate = y.chunk(2, -1)
-    return forward(gate, up, None, None, how, requested())
+    return forward(gate, up, None, None, how, backend)
 
 
 class GateSecond(torch.autograd.Function):
@@ -213,9 +213,9 @@ class GateSecond(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, how: Gated) -> Tensor:
         ctx.how, ctx.backend = how, requested()
         ctx.save_for_backward(y)
-        up, gate = y.chunk(2, -1)
-        result = forward(gate, up, None, None, how, ctx.backend)
-        ctx.recomputation = Recomputation(result, partial(_again_of_halves, how=how), ctx.backend)
+        compute = partial(_gate_second, how=how, backend=ctx.backend)
+        result = compute(y)
+        ctx.recomputation = Recomputation(result, compute, ctx.backend)
         return result
 
     @staticmethod

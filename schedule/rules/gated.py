@@ -189,13 +189,15 @@ def _rule(
     def build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
         if "gate" in inputs:
             return graph.call_function(fused.gated_activation, (inputs["gate"], inputs["up"], activation))
-        y = inputs["y"] if "y" in inputs else inputs["y_gate_second"]
-        if "y" in inputs and is_width_fixed(y):
-            function, options = _PACKED[activation]
-            return graph.call_function(function, (y, *options))
-        half = {} if is_width_fixed(y) or scalars.get("half") is None else {"half": scalars["half"]}
-        order = {} if "y" in inputs else {"gate_first": False}
-        return graph.call_function(gated_halves, (y, activation), half | order)
+        gate_first = "y" in inputs
+        y = inputs["y" if gate_first else "y_gate_second"]
+        is_fixed = is_width_fixed(y)
+        if gate_first and is_fixed:
+            function, more = _PACKED[activation]
+            return graph.call_function(function, (y, *more))
+        given = {"half": None if is_fixed else scalars.get("half"), "gate_first": None if gate_first else False}
+        options = {name: value for name, value in given.items() if value is not None}
+        return graph.call_function(gated_halves, (y, activation), options)
 
     others = [functools.partial(_gated_form, form) for form in forms[1:]]
     return register_rule(
