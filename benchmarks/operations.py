@@ -2,7 +2,9 @@
 
 Other work on a shared machine only adds to times, and rarely leaves a whole training step alone; a single operation,
 with its few milliseconds, it often does. So this sum varies far less from run to run than the least time of the whole.
-Where the tensors lie in memory changes times too, for as long as they lie there: so several copies are measured.
+Where the tensors lie in memory changes times too, for as long as they lie there: so several copies are measured. And an
+operation of torch that candidates have in common, on tensors of the same shapes, strides and dtypes, takes the same
+time in each: its least of all of them. What is left between candidates are the operations in which they differ.
 """
 
 from __future__ import annotations
@@ -11,15 +13,33 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ContextDecorator
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from torch._inductor import config
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.timing import in_turns
 
-Operation = tuple[str, int]
-"""An operation's name, and how many of that name came before it in the call."""
+
+class Operation(NamedTuple):
+    """One operation of a call.
+
+    Attributes:
+        name: as torch's profiler says it.
+        inputs: shapes, strides and dtypes of its tensors, and its other arguments; empty where it has no tensors.
+        number: how many of the same name and inputs came before it in the call.
+    """
+
+    name: str
+    inputs: str
+    number: int
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether this is the same work in each candidate that has it; compiled kernels say no inputs."""
+        return self.name.startswith("aten::") and bool(self.inputs)
 
 
 def profiled_kernels() -> ContextDecorator:
@@ -34,14 +54,22 @@ def self_seconds(run: Callable[[], Any]) -> dict[Operation, float]:
     What is between the operations, such as Python's own work, counts as one operation. The profiler adds about a
     microsecond to each.
     """
-    with profile(activities=[ProfilerActivity.CPU]) as profiled, record_function("whole call"):
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled, record_function("whole call"):
         run()
     found: dict[Operation, float] = {}
-    seen: Counter[str] = Counter()
+    seen: Counter[tuple[str, str]] = Counter()
     for event in sorted(profiled.events() or (), key=lambda event: event.time_range.start):
-        found[event.name, seen[event.name]] = event.self_cpu_time_total / 1e6
-        seen[event.name] += 1
+        kind = (event.name, _inputs(event))
+        found[Operation(*kind, seen[kind])] = event.self_cpu_time_total / 1e6
+        seen[kind] += 1
     return found
+
+
+def _inputs(event: FunctionEvent) -> str:
+    shapes = event.structured_input_shapes
+    if not any(shapes):
+        return ""
+    return str((shapes, event.structured_input_strides, event.input_dtypes, event.concrete_inputs))
 
 
 def interleaved_by_operation(copies: Iterable[Mapping[str, Callable[[], Any]]], rounds: int) -> dict[str, float]:
@@ -52,11 +80,18 @@ def interleaved_by_operation(copies: Iterable[Mapping[str, Callable[[], Any]]], 
         rounds: of one copy.
 
     Returns:
-        Candidate → seconds of a call: the sum of the least seconds of each operation.
+        Candidate → seconds of a call: the sum of the least seconds of each operation; of one that is shared, in any.
     """
     least: defaultdict[str, dict[Operation, float]] = defaultdict(dict)
     for candidates in copies:
         for name, run in in_turns(candidates, rounds):
             for operation, seconds in self_seconds(run).items():
                 least[name][operation] = min(seconds, least[name].get(operation, math.inf))
-    return {name: sum(operations.values()) for name, operations in least.items()}
+    shared: defaultdict[Operation, float] = defaultdict(lambda: math.inf)
+    for operation, seconds in chain.from_iterable(operations.items() for operations in least.values()):
+        if operation.is_shared:
+            shared[operation] = min(seconds, shared[operation])
+    return {
+        name: sum(shared.get(operation, seconds) for operation, seconds in operations.items())
+        for name, operations in least.items()
+    }
