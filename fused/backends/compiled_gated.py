@@ -61,9 +61,8 @@ _PAIRS: dict[str, Callable[[Tensor], Pair]] = {
 }
 
 
-def _halves(whole: Any) -> Pair:
+def _halves(whole: Any, half: int) -> Pair:
     """Return the gate, which is the second half, and the up."""
-    half = whole.shape[-1] // 2
     return whole.narrow(-1, half, half), whole.narrow(-1, 0, half)
 
 
@@ -83,7 +82,8 @@ def gated_activation(
         y, up: as there; or None and a tensor with the up in its first half and the gate in its second.
     """
     if y is None:
-        y, up = _halves(up)
+        assert up is not None
+        y, up = _halves(up, up.shape[-1] // 2)
     half = y.shape[-1] // 2 if up is None else y.shape[-1]
     gate, linear, dtype = operands(y, up, bias, weights, half)
     gate, linear = limited(gate, linear, offset, clamp)
@@ -109,10 +109,11 @@ def gated_activation_backward(
     For two halves of one tensor, returns its gradient as that of y.
     """
     is_whole, up_first = y is None or up is None, y is None
+    # The half is g's size, not a quotient: otherwise the compiler treats two equal sizes as different, and loops twice.
+    half = g.shape[-1]
     if y is None:
-        y, up = _halves(up)
-    # The half is g's size, not a quotient: otherwise the compiler treats two equal sizes as different.
-    gate, linear, _ = operands(y, up, bias, weights, g.shape[-1])
+        y, up = _halves(up, half)
+    gate, linear, _ = operands(y, up, bias, weights, half)
     g = g.to(gate.dtype)
     below, level = limited(gate, linear, offset, clamp)
     a, slope = _PAIRS[activation](below)

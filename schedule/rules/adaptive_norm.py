@@ -39,6 +39,14 @@ def _pattern(norm: norms.Way, shifted: bool) -> Callable[..., Value]:
     return pattern
 
 
+def _is_adaptive(graph_match: GraphMatch) -> bool:
+    """Check that this is not a norm with a weight, and possibly a bias, written out (``scaled_layer_norm``)."""
+    x = spec_of(graph_match.inputs["x"])
+    factors = [spec_of(graph_match.inputs[name]) for name in ("scale", "shift") if name in graph_match.inputs]
+    rows = [each for each in factors if x and each and each.shape == x.shape[-1:] and each.dtype == x.dtype]
+    return "weight" in graph_match.inputs or "bias" in graph_match.inputs or len(rows) < len(factors)
+
+
 def _extra_check(graph_match: GraphMatch) -> str:
     x = spec_of(graph_match.inputs["x"])
     for name in [name for name in ("scale", "shift") if name in graph_match.inputs]:
@@ -101,6 +109,7 @@ ADAPTIVE_LAYER_NORM = register_rule(
             ),
         ),
         summary="fused.adaptive_layer_norm(x, scale, shift, weight, bias, eps)",
+        about=_is_adaptive,
         extra_check=_extra_check,
         profitability=lambda graph_match: small("adaptive_layer_norm", spec_of(graph_match.inputs["x"])),
     )

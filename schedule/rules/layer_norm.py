@@ -5,6 +5,9 @@
     before:  s = x + r;  y = F.layer_norm(s, (768,), self.ln.weight, self.ln.bias, 1e-05)
     after:   y, s = fused.add_layer_norm(x, r, self.ln.weight, self.ln.bias, 1e-05)
 
+    before:  y = F.layer_norm(x, (768,)) * (self.gamma + 1)
+    after:   y = F.layer_norm(x, (768,), self.gamma + 1)
+
 ``F.layer_norm`` alone is one pass already; a norm written out (Cohere, DeBERTa) saves a tensor for each of its steps.
 With ``rules="memory"`` the former is rewritten too, so that the layers behind it need not save its result
 (:mod:`schedule.rules.recomputed_input`).
@@ -24,7 +27,7 @@ from schedule.rules import norms
 from schedule.rules.casts import Dtypes, Value, cast, with_dtype
 from schedule.rules.norms import row, wide
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.rule import Build, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
 
 FAMILY = "layer_norm"
@@ -83,6 +86,13 @@ def _dtypes(dtypes: Dtypes) -> tuple[torch.dtype, torch.dtype]:
     return given, dtypes.after(wanted, "after")
 
 
+def _scaled_check(graph_match: GraphMatch) -> str:
+    dtypes = Dtypes.of(graph_match)
+    x = dtypes.spec("x")
+    wider = x is not None and dtypes.joined(x.dtype, "weight", "bias") != x.dtype
+    return norms.extra_check(graph_match) or ("the weight makes the result wider than the norm" if wider else "")
+
+
 def _profitability(graph_match: GraphMatch) -> str:
     single = "shape" in graph_match.pattern.scalars
     return small("layer_norm, sum" if single else "layer_norm", spec_of(graph_match.inputs["x"]))
@@ -98,6 +108,14 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
 
     given, wanted = _dtypes(Dtypes(inputs, scalars))
     return with_dtype(graph, inputs["x"], wanted, given, normed)
+
+
+def _build_scaled(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    x = spec_of(inputs["x"])
+    if x is None or x.dtype.itemsize < 4:  # torch's kernel would sum the gradient of the weight in 16 bits
+        return _build(graph, inputs, scalars)
+    args = (inputs["x"], scalars["shape"], inputs["weight"], inputs.get("bias"), scalars["eps"])
+    return graph.call_function(F.layer_norm, args)
 
 
 def _memory_format(scalars: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +158,10 @@ SINGLE_FORMS: tuple[norms.Norm, ...] = (
     lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w, b, 1e-5),
     lambda x, w, b: F.layer_norm(x, (x.shape[-1],), weight=w),
     lambda x, w, b: F.layer_norm(x, (x.shape[-1],), eps=1e-6),
+)
+SCALED_FORMS: tuple[norms.Norm, ...] = (
+    lambda x, w, b: F.layer_norm(x, (x.shape[-1],)) * w + b,
+    lambda x, w, b: (w + 1) * F.layer_norm(x, (x.shape[-1],), eps=1e-6),
 )
 
 
@@ -194,6 +216,38 @@ CALLED_LAYER_NORM = register_rule(
         rank=-1,  # after the norm with the sum before it
         sets=("memory",),
     )
+)
+
+
+def _scaled_rule(name: str, build: Build, summary: str, rank: int, sets: tuple[str, ...]) -> Rule:
+    return register_rule(
+        Rule(
+            name=name,
+            family=FAMILY,
+            patterns=tuple(norms.alone(way, name) for way in norms.SCALED),
+            build=build,
+            proof=Proof(
+                SCALED_FORMS,
+                norms.inputs,
+                norms.SHAPES,
+                refused=(
+                    lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w) * b,
+                    lambda x, w, b: F.layer_norm(x, x.shape[-2:]) * w,
+                    lambda x, w, b: F.layer_norm(x, (x.shape[-1],)) * x,
+                    lambda x, w, b: F.layer_norm(x, (x.shape[-1],)) / w,
+                ),
+            ),
+            summary=summary,
+            extra_check=_scaled_check,
+            rank=rank,
+            sets=sets,
+        )
+    )
+
+
+CALLED_SCALED_LAYER_NORM = _scaled_rule("called_scaled_layer_norm", _build, CALLED_LAYER_NORM.summary, -1, ("memory",))
+SCALED_LAYER_NORM = _scaled_rule(
+    "scaled_layer_norm", _build_scaled, "F.layer_norm(x, shape, weight, bias, eps)", -2, ("default",)
 )
 ADD_LAYER_NORM = register_rule(
     Rule(

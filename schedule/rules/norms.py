@@ -66,6 +66,18 @@ CALLS = (_single, _single_without_bias, _single_plain)
 """Patterns of ``F.layer_norm``, with a weight and bias, a weight, and neither."""
 
 
+def _scaled(x: Value) -> Value:
+    return _single_plain(x) * row("weight")
+
+
+def _scaled_and_shifted(x: Value) -> Value:
+    return _scaled(x) + row("bias")
+
+
+SCALED = (_scaled_and_shifted, _scaled)
+"""Patterns of ``F.layer_norm`` without parameters, whose result is multiplied by a weight, and a bias added to it."""
+
+
 # -- checks -------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,13 @@ from schedule.rules.folding import CONV_BATCH_NORM, CONV_BATCH_NORM_RELU
 from schedule.rules.gated import SILU
 from schedule.rules.gated_residual import GATED_RESIDUAL
 from schedule.rules.group_norm import GROUP_NORM_SCALE_SHIFT, GROUP_NORM_SILU
-from schedule.rules.layer_norm import ADD_LAYER_NORM, CALLED_LAYER_NORM, LAYER_NORM
+from schedule.rules.layer_norm import (
+    ADD_LAYER_NORM,
+    CALLED_LAYER_NORM,
+    CALLED_SCALED_LAYER_NORM,
+    LAYER_NORM,
+    SCALED_LAYER_NORM,
+)
 from schedule.rules.proof import failures_of
 from schedule.rules.recomputed_input import RECOMPUTED_CONVOLUTIONS, RECOMPUTED_LINEAR, RECOMPUTED_LINEAR_BIAS
 from schedule.rules.rms_norm import ADD_LLAMA, GEMMA, LLAMA
@@ -152,6 +158,8 @@ MUTATIONS: dict[str, tuple[Rule, Change, str]] = {
     "weight doubled": (RECOMPUTED_LINEAR, twice_the_bias, "llama"),
     "other groups of a convolution": (RECOMPUTED_CONVOLUTIONS[1], argument(5, 1), ""),
     "weight of a called norm dropped": (CALLED_LAYER_NORM, argument(1, None), ""),
+    "weight for bias of a scaled norm": (SCALED_LAYER_NORM, swapped(2, 3), ""),
+    "weight of a scaled norm dropped": (CALLED_SCALED_LAYER_NORM, argument(1, None), ""),
 }
 
 

@@ -23,7 +23,8 @@ def test_sets_hold_the_rules_that_say_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert select_rules("all") == [rule for rule in list_rules() if rule.sets]
     for name in SETS:
         assert select_rules(name) == [rule for rule in list_rules() if name in rule.sets]
-    for_memory = {"linear_cross_entropy", "linear_cross_entropy_and_logits", "called_layer_norm"}
+    for_memory = {"linear_cross_entropy", "linear_cross_entropy_and_logits"}
+    for_memory |= {"called_layer_norm", "called_scaled_layer_norm"}
     for_memory |= {rule.name for rule in list_rules("recomputed_input")}
     assert {rule.name for rule in _only("memory", "default")} == for_memory
     assert select_rules(["memory", "default"]) == [*select_rules("memory"), *_only("default", "memory")]
