@@ -81,17 +81,20 @@ def interleaved_by_operation(copies: Iterable[Mapping[str, Callable[[], Any]]], 
 
     Returns:
         Candidate → seconds of a call: the sum of the least seconds of each operation; of one that is shared, in any.
+        Of calls with other operations, the one with the least sum.
     """
     least: defaultdict[str, dict[Operation, float]] = defaultdict(dict)
+    calls: defaultdict[str, set[frozenset[Operation]]] = defaultdict(set)
     for candidates in copies:
         for name, run in in_turns(candidates, rounds):
-            for operation, seconds in self_seconds(run).items():
+            found = self_seconds(run)
+            calls[name].add(frozenset(found))
+            for operation, seconds in found.items():
                 least[name][operation] = min(seconds, least[name].get(operation, math.inf))
     shared: defaultdict[Operation, float] = defaultdict(lambda: math.inf)
     for operation, seconds in chain.from_iterable(operations.items() for operations in least.values()):
         if operation.is_shared:
             shared[operation] = min(seconds, shared[operation])
     return {
-        name: sum(shared.get(operation, seconds) for operation, seconds in operations.items())
-        for name, operations in least.items()
+        name: min(sum(shared.get(each, least[name][each]) for each in call) for call in calls[name]) for name in calls
     }

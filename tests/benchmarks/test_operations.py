@@ -47,6 +47,12 @@ def test_the_least_of_each_operation_is_added(monkeypatch: pytest.MonkeyPatch) -
     assert interleaved_by_operation([{"one": lambda: None}], rounds=2) == {"one": 3.0}
 
 
+def test_operations_of_other_calls_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = iter([{MM: 2.0, NEXT_MM: 5.0}, {MM: 3.0}])
+    monkeypatch.setattr(operations, "self_seconds", lambda run: next(rounds))
+    assert interleaved_by_operation([{"one": lambda: None}], rounds=2) == {"one": 2.0}
+
+
 def test_what_candidates_share_counts_with_the_least_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Operation("graph_0_cpp_fused_add_0", "", 0)
     rounds = iter([{MM: 2.0, NEXT_MM: 3.0, own: 9.0}, {MM: 1.0, own: 4.0}])
