@@ -104,8 +104,7 @@ def _dtype(x: Tensor, parameters: Parameters) -> torch.dtype:
 
 
 def _forward(x: Tensor, parameters: Parameters, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    backend = requested() or ("reference" if x.is_cpu else None)  # on the CPU torch's own kernel is faster
-    result, mean, rstd = ADAPTIVE_LAYER_NORM.run("forward", (x, *parameters), backend, eps=eps, out_dtype=dtype)
+    result, mean, rstd = ADAPTIVE_LAYER_NORM.run("forward", (x, *parameters), requested(), eps=eps, out_dtype=dtype)
     return result.contiguous(), mean, rstd
 
 

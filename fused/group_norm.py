@@ -155,7 +155,10 @@ class _GroupNorm(torch.autograd.Function):
         parameters = (weight, bias, scale, shift)
         result, mean, rstd = owned(_forward(x, parameters, groups, eps, activation, dtype))
         ctx.save_for_backward(x, *parameters, mean, rstd)
-        ctx.groups, ctx.eps, ctx.activation, ctx.backend = groups, eps, activation, _backend(x)
+        ctx.groups, ctx.eps, ctx.activation = groups, eps, activation
+        # torch's kernel has no activation, and compiled code no channels that are last.
+        by_kernel = activation is None or formulas.layout_of(x) != torch.contiguous_format
+        ctx.backend = _backend(x) if by_kernel else requested()
         again = partial(_again, groups=groups, eps=eps, activation=activation, dtype=dtype)
         ctx.recomputation = Recomputation(result, again, requested())
         return result

@@ -20,7 +20,7 @@ from fused.backends.reference.activations import (
 )
 from fused.backends.reference.numbers import beside, compute_dtype, reduce_to
 from fused.backends.strides import channels_last_of
-from fused.backends.tracing import is_compiled, needs_reference, watched
+from fused.backends.tracing import computed_first, is_compiled, needs_reference, watched
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
@@ -117,21 +117,13 @@ def group_norm_backward(
         gamma = (mean.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
     wide, d = x.to(compute), g.to(compute)
     if torch.is_grad_enabled() or is_compiled() or watched((g, x)) or not x.numel():
-        normed = _normed(wide, mean, rstd)
-        z = normed if gamma is None else normed * beside(gamma, x)
-        z = z if beta is None else z + beside(beta, x)
-        sums = _through_norm(activation_gradient(activation, d, z), normed, gamma, rstd)
+        sums = _written_out(d, wide, gamma, beta, mean, rstd, activation)
     else:
         if activation is not None:
             z = _normalized_again(wide, gamma, beta, mean, rstd)
             d = activation_gradient_over(activation, d, z)
         sums = _by_kernel(d, wide, mean.new_ones(channels) if gamma is None else gamma, mean, rstd, groups)
     return _gradients(x, weight, bias, scale, shift, *sums, needs)
-
-
-def _normed(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-    """Compute x̂ from the statistics."""
-    return (x - beside(_of_channels(mean, x), x)) * beside(_of_channels(rstd, x), x)
 
 
 def _of_channels(of_groups: Tensor, x: Tensor) -> Tensor:
@@ -149,25 +141,50 @@ def _normalized_again(x: Tensor, gamma: Tensor | None, beta: Tensor | None, mean
     return torch.addcmul(beside(start, x), x, beside(slope, x))
 
 
-def _through_norm(d: Tensor, normed: Tensor, gamma: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradient of x, and B and A, ``[samples, channels]``, for the gradient d of z."""
-    (samples, channels), (_, groups), size = d.shape[:2], rstd.shape, math.prod(d.shape[2:])
-    factor = (d.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
-    rest = list(range(2, d.ndim))
-    of_start, of_slope = d.sum(rest), (d * normed).sum(rest)
+def _written_out(
+    g: Tensor,
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    activation: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradient of x, and B and A, ``[samples, channels]``, for the gradient g of the result.
+
+    This compiles to a loop over the rows for d and its sums, and one for the gradient of x, a sum of d and x with a
+    factor for each row, which is all of one channel.
+    """
+    (samples, channels), groups = x.shape[:2], mean.shape[1]
+    rows, g = (each.reshape(samples * channels, -1) for each in (x, g))
+    mean, rstd = _of_channels(mean, x), _of_channels(rstd, x)
+    factor = (mean.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
+    start = -mean * rstd * factor if beta is None else beta - mean * rstd * factor
+
+    def of_rows(of_channels: Tensor) -> Tensor:
+        return computed_first(of_channels.reshape(-1, 1))
+
+    slope = of_rows(rstd * factor)
+    d = activation_gradient(activation, g, rows * slope + of_rows(start))
+    normed = rows * of_rows(rstd) - of_rows(mean * rstd)
+    of_start, of_slope = (each.sum(-1).view(samples, channels) for each in (d, d * normed))
 
     def mean_over_group(sums: Tensor) -> Tensor:
-        total = (sums * factor).view(samples, groups, channels // groups).sum(-1) / (channels // groups * size)
-        return beside(_of_channels(total, d), d)
+        total = (sums * factor).view(samples, groups, -1).sum(-1) / (channels // groups * rows.shape[-1])
+        return _of_channels(total, x)
 
-    h = d * beside(factor, d) - mean_over_group(of_start) - normed * mean_over_group(of_slope)
-    return h * beside(_of_channels(rstd, d), d), of_slope, of_start
+    along = mean_over_group(of_slope) * rstd * rstd
+    dx = d * slope - rows * of_rows(along) + of_rows(along * mean - mean_over_group(of_start) * rstd)
+    return dx.reshape(x.shape), of_slope, of_start
 
 
 def _by_kernel(
     d: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `_through_norm` does, by torch's kernel, with B and A summed over samples that share γ."""
+    """Return what `_written_out` does from the gradient d of z, by torch's kernel.
+
+    B and A are summed over samples that share γ.
+    """
     samples, channels, size = x.shape[0], x.shape[1], math.prod(x.shape[2:])
     gamma = gamma.contiguous()
     kernel, wanted, layout = _aten.native_group_norm_backward, [True, True, True], layout_of(x)
