@@ -38,7 +38,7 @@ class Operation(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether this is the same work in each candidate that has it; compiled kernels say no inputs."""
+        """Whether this is the same work in all candidates with it; compiled kernels say no inputs."""
         return self.name.startswith("aten::") and bool(self.inputs)
 
 

@@ -41,7 +41,7 @@ def is_compiled() -> bool:
 
 
 def computed_first(x: torch.Tensor) -> torch.Tensor:
-    """Return x, which compiled code then computes before the loops that read it, not anew at each of their steps."""
+    """Return x as compiled code computes it: before the loops that read it, not anew at each of their steps."""
     return x.as_strided(x.shape, x.stride()) if is_compiled() else x
 
 

@@ -40,7 +40,7 @@ def _pattern(norm: norms.Way, shifted: bool) -> Callable[..., Value]:
 
 
 def _is_adaptive(graph_match: GraphMatch) -> bool:
-    """Check that this is not a norm with a weight, and possibly a bias, written out (``scaled_layer_norm``)."""
+    """Check for factors other than a weight and a bias of the norm (``scaled_layer_norm``)."""
     x = spec_of(graph_match.inputs["x"])
     factors = [spec_of(graph_match.inputs[name]) for name in ("scale", "shift") if name in graph_match.inputs]
     rows = [each for each in factors if x and each and each.shape == x.shape[-1:] and each.dtype == x.dtype]

@@ -75,7 +75,7 @@ def _scaled_and_shifted(x: Value) -> Value:
 
 
 SCALED = (_scaled_and_shifted, _scaled)
-"""Patterns of ``F.layer_norm`` without parameters, whose result is multiplied by a weight, and a bias added to it."""
+"""Patterns of ``F.layer_norm`` without parameters and of a product of it with a weight, with a bias and without."""
 
 
 # -- checks -------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def row(beginning: str) -> list[str]:
 
 
 def op_ratios() -> dict[tuple[str, str], str]:
-    """Return (op, size) → time over eager's and torch.compile's; a run of more rounds goes before the others."""
+    """Return (op, size) → time over eager's and torch.compile's, from the run of the most rounds."""
     found = {}
     for name in ("ops_cpu_large", "ops_cpu_quick", "ops_cpu_linear", "ops_cpu_more_rounds"):
         for line in results(name)["lines"]:

@@ -1,4 +1,4 @@
-"""A layer norm without parameters that is multiplied by a weight becomes one call of ``F.layer_norm``."""
+"""The product of a layer norm without parameters with a weight becomes one call of ``F.layer_norm``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Scaled(nn.Module):
 
 
 def scheduled(model: nn.Module, dtype: torch.dtype = torch.float32, rules: tuple[str, ...] = ("default",)) -> set[str]:
-    """Schedule the model, and return the functions that its graph calls."""
+    """Schedule the model, and return the functions in its graph."""
     x = torch.randn(3, 5, 16, dtype=dtype)
     sch = schedule.create_schedule(model, (x,))
     schedule.optimize(sch, rules=list(rules), cost_guard=False).verify()

@@ -150,7 +150,7 @@ def _written_out(
     rstd: Tensor,
     activation: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradient of x, and B and A, ``[samples, channels]``, for the gradient g of the result.
+    """Compute the gradient of x, and B and A, ``[samples, channels]``, from the gradient g of the result.
 
     This compiles to a loop over the rows for d and its sums, and one for the gradient of x, a sum of d and x with a
     factor for each row, which is all of one channel.
@@ -181,7 +181,7 @@ def _written_out(
 def _by_kernel(
     d: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `_written_out` does from the gradient d of z, by torch's kernel.
+    """Compute the results of `_written_out` by torch's kernel from the gradient d of z.
 
     B and A are summed over samples that share γ.
     """
