@@ -111,8 +111,9 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
 
 
 def _build_scaled(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
-    x = spec_of(inputs["x"])
-    if x is None or x.dtype.itemsize < 4:  # torch's kernel would sum the gradient of the weight in 16 bits
+    dtypes = {spec.dtype for spec in map(spec_of, inputs.values()) if spec is not None}
+    # torch's kernel takes one dtype, and sums the gradient of the weight in 16 bits if that is of 16 bits.
+    if len(dtypes) > 1 or any(dtype.itemsize < 4 for dtype in dtypes):
         return _build(graph, inputs, scalars)
     args = (inputs["x"], scalars["shape"], inputs["weight"], inputs.get("bias"), scalars["eps"])
     return graph.call_function(F.layer_norm, args)

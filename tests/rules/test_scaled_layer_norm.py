@@ -55,6 +55,12 @@ def test_for_memory_it_can_be_computed_again(rules: tuple[str, ...]) -> None:
     assert {fused.layer_norm} <= scheduled(Scaled(FORMS["unit offset"]), rules=rules)
 
 
+def test_the_weight_may_be_narrower() -> None:
+    model = Scaled(FORMS["weight and bias"])
+    model.gamma.data = model.gamma.data.bfloat16()
+    assert fused.layer_norm in scheduled(model)
+
+
 def test_the_gradient_of_a_16_bit_weight_is_summed_in_32_bits() -> None:
     assert fused.layer_norm in scheduled(Scaled(FORMS["weight"], torch.bfloat16), torch.bfloat16)
 
