@@ -61,8 +61,9 @@ _PAIRS: dict[str, Callable[[Tensor], Pair]] = {
 }
 
 
-def _halves(whole: Any, half: int) -> Pair:
+def _halves(whole: Any, half: int | None = None) -> Pair:
     """Return the gate, which is the second half, and the up."""
+    half = whole.shape[-1] // 2 if half is None else half
     return whole.narrow(-1, half, half), whole.narrow(-1, 0, half)
 
 
@@ -82,8 +83,7 @@ def gated_activation(
         y, up: as there; or None and a tensor with the up in its first half and the gate in its second.
     """
     if y is None:
-        assert up is not None
-        y, up = _halves(up, up.shape[-1] // 2)
+        y, up = _halves(up)
     half = y.shape[-1] // 2 if up is None else y.shape[-1]
     gate, linear, dtype = operands(y, up, bias, weights, half)
     gate, linear = limited(gate, linear, offset, clamp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ class Scaled(nn.Module):
         return self.out(self.form(self.norm(x), self.gamma, self.beta))
 
 
-def scheduled(model: nn.Module, dtype: torch.dtype = torch.float32, rules: tuple[str, ...] = ("default",)) -> set[str]:
+def scheduled(model: nn.Module, dtype: torch.dtype = torch.float32, rules: tuple[str, ...] = ("default",)) -> set[Any]:
     """Schedule the model, and return the functions in its graph."""
     x = torch.randn(3, 5, 16, dtype=dtype)
     sch = schedule.create_schedule(model, (x,))

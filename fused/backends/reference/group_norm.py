@@ -120,7 +120,8 @@ def group_norm_backward(
         sums = _written_out(d, wide, gamma, beta, mean, rstd, activation)
     else:
         if activation is not None:
-            z = _normalized_again(wide, gamma, beta, mean, rstd)
+            slope, start = _line(wide, gamma, beta, mean, rstd)
+            z = torch.addcmul(beside(start, x), wide, beside(slope, x))
             d = activation_gradient_over(activation, d, z)
         sums = _by_kernel(d, wide, mean.new_ones(channels) if gamma is None else gamma, mean, rstd, groups)
     return _gradients(x, weight, bias, scale, shift, *sums, needs)
@@ -132,13 +133,11 @@ def _of_channels(of_groups: Tensor, x: Tensor) -> Tensor:
     return of_groups[..., None].expand(samples, groups, channels // groups).reshape(samples, channels)
 
 
-def _normalized_again(x: Tensor, gamma: Tensor | None, beta: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
-    """Compute x̂·γ + β in one pass, from the statistics."""
-    by_group = (-1, mean.shape[1], x.shape[1] // mean.shape[1])
-    mean, slope = mean[..., None], rstd[..., None]
-    slope = slope.expand(-1, -1, by_group[2]) if gamma is None else slope * gamma.reshape(by_group)
-    start = -mean * slope if beta is None else torch.addcmul(beta.reshape(by_group), mean, slope, value=-1)
-    return torch.addcmul(beside(start, x), x, beside(slope, x))
+def _line(x: Tensor, gamma: Tensor | None, beta: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """Return slope and start of x̂·γ + β as a line in x, ``[samples, channels]``, from the statistics of the groups."""
+    mean, slope = _of_channels(mean, x), _of_channels(rstd, x)
+    slope = slope if gamma is None else slope * gamma
+    return slope, -mean * slope if beta is None else torch.addcmul(beta, mean, slope, value=-1)
 
 
 def _written_out(
@@ -157,15 +156,14 @@ def _written_out(
     """
     (samples, channels), groups = x.shape[:2], mean.shape[1]
     rows, g = (each.reshape(samples * channels, -1) for each in (x, g))
-    mean, rstd = _of_channels(mean, x), _of_channels(rstd, x)
-    factor = (mean.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
-    start = -mean * rstd * factor if beta is None else beta - mean * rstd * factor
 
     def of_rows(of_channels: Tensor) -> Tensor:
         return computed_first(of_channels.reshape(-1, 1))
 
-    slope = of_rows(rstd * factor)
-    d = activation_gradient(activation, g, rows * slope + of_rows(start))
+    slope, start = map(of_rows, _line(x, gamma, beta, mean, rstd))
+    d = activation_gradient(activation, g, rows * slope + start)
+    mean, rstd = _of_channels(mean, x), _of_channels(rstd, x)
+    factor = (mean.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
     normed = rows * of_rows(rstd) - of_rows(mean * rstd)
     of_start, of_slope = (each.sum(-1).view(samples, channels) for each in (d, d * normed))
 
