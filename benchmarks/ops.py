@@ -61,8 +61,10 @@ class Measured:
 def leaves(row: Row, size: str, dtype: torch.dtype, device: str, seed: int = 0) -> list[Tensor]:
     """Make the inputs, with ``requires_grad`` set except for integers and frozen positions."""
     torch.manual_seed(seed)
+    with torch.device(device):
+        given = row.inputs(row.sizes[size])
     made = []
-    for position, tensor in enumerate(row.inputs(row.sizes[size])):
+    for position, tensor in enumerate(given):
         tensor = tensor.to(device, dtype if tensor.is_floating_point() else None)
         made.append(tensor.requires_grad_(tensor.is_floating_point() and position not in row.frozen))
     return made

@@ -20,7 +20,7 @@ from fused.backends.tracing import PLAIN, differentiated, transformed
 from fused.checks import agrees
 from fused.loss_autograd import watched
 from fused.torch_internals.kernels import choose_attention_kernel
-from fused.torch_internals.modes import is_tracing_dispatch_active
+from fused.torch_internals.modes import is_autocasting, is_tracing_dispatch_active
 
 Tensor = torch.Tensor
 Filling = tuple[Tensor, float]
@@ -203,7 +203,7 @@ def _is_far(mask: Tensor | None, operands: Operands) -> bool:
     highest = float(mask.detach().amax(-1).amin())
     if highest >= _FAR:
         return False
-    exact_forward = operands[0].dtype.itemsize >= 4 and not torch.is_autocast_enabled(operands[0].device.type)
+    exact_forward = operands[0].dtype.itemsize >= 4 and not is_autocasting(operands[0])
     return not exact_forward or differentiated(*operands) or not highest > -math.inf
 
 
@@ -248,7 +248,7 @@ def _written_out(
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Cast the operands as autocast does for torch's own attention."""
-    if not torch.is_autocast_enabled(q.device.type) or q.dtype == torch.float64:
+    if not is_autocasting(q) or q.dtype == torch.float64:
         return q, k, v, mask
     dtype = torch.get_autocast_dtype(q.device.type)
     return q.to(dtype), k.to(dtype), v.to(dtype), None if mask is None else mask.to(dtype)

@@ -14,6 +14,7 @@ from fused.checks import check_float, check_same_device, shape
 from fused.chunked_loss import OfChunk, comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
 from fused.loss import reduced
 from fused.loss_autograd import watched
+from fused.torch_internals.modes import is_autocasting
 
 Others = Sequence[Tensor | None]
 """Further tensors of a loss, such as targets, without gradients."""
@@ -111,15 +112,10 @@ def _by_autograd(
 
 def as_autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Cast the operands as autocast does for F.linear."""
-    if not _autocasting(hidden) or hidden.dtype == torch.float64:
+    if not is_autocasting(hidden) or hidden.dtype == torch.float64:
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(hidden.device.type)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
-def _autocasting(tensor: Tensor) -> bool:
-    kind = tensor.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def check_operands(op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None, prefix: str = "") -> None:
@@ -145,7 +141,7 @@ def check_operands(op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None,
         if other is None:
             continue
         check_same_device(op, hidden, f"{prefix}{name}", other)
-        if other.dtype != hidden.dtype and not _autocasting(hidden):
+        if other.dtype != hidden.dtype and not is_autocasting(hidden):
             raise TypeError(
                 f"{op}: {prefix}hidden is {hidden.dtype} and {prefix}{name} {other.dtype}; cast one of them"
             )

@@ -10,6 +10,9 @@ import torch
 
 from benchmarks.timing import Timing, summarized
 
+WAITING = 8_000_000
+"""Cycles that the card waits before a call, some 4 ms: more than the processor takes to launch it."""
+
 Call = Callable[[], Any]
 Ready = Callable[[int], Call]
 """For the number of a round, the call to time, with all that is not timed done."""
@@ -60,7 +63,8 @@ class Clock:
             return time.perf_counter() - start
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.synchronize()
-        # The card clears the cache while the processor launches the call, so launches are not timed.
+        # The card waits, and clears the cache, while the processor launches the call, so launches are not timed.
+        torch.cuda._sleep(WAITING)
         self.flushed.zero_()
         begin.record()
         call()

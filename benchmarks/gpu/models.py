@@ -210,7 +210,8 @@ def train(log: Log, model: str, precision: str, name: str, device: str) -> None:
     # The weights and the state of the optimizer are there already: what a step adds is counted on top of them.
     held = torch.cuda.memory_allocated() if device == "cuda" else 0
     peak = held + peak_above(step, device)
-    timing = clock.interleaved({"step": lambda _: step}, 10 if device == "cuda" else 1)["step"]
+    rounds, calls = (5, 4) if device == "cuda" else (1, 1)
+    timing = clock.back_to_back({"step": lambda _: step}, rounds, calls)["step"]
     rewrites = {} if report is None else report.applied
     fallbacks = {} if report is None else report.fallbacks
     log.result(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
@@ -134,7 +135,10 @@ class _Child:
 def _outcome(code: int | None, output: str) -> tuple[str, str]:
     if code == 0:
         return "done", ""
-    last = next((line for line in reversed(output.splitlines()) if line.strip()), "")[:_LONGEST_ERROR]
+    lines = [line for line in output.splitlines() if line.strip()]
+    # The last line of an error of CUDA only says how to find out more.
+    named = [line for line in lines[:-1] if re.match(r"[\w.]*Error: ", line)]
+    last = " … ".join((*named[-1:], *lines[-1:]))[:_LONGEST_ERROR]
     if code is None:
         return "timed out", last
     return ("failed", last) if code > 0 else (f"killed by {signal.Signals(-code).name}", last)

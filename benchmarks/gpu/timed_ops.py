@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,10 @@ from benchmarks.op_table import TABLE, Function, Row, Tensor, nbytes
 from benchmarks.ops import as_tuple, leaves
 from benchmarks.rules import CONSTRUCTS, compare
 
-OPS = {row.name: row for row in TABLE if row.name != "linear"}
+OPS = {row.name: row for row in sorted(TABLE, key=lambda row: row.liger is None) if row.name != "linear"}
+"""The ops, those first that Liger-Kernel has too."""
+WAVE = 10
+"""How many ops are compiled side by side before they are timed, so a budget that runs out leaves whole lines."""
 WARMED = ("ours", "torch.compile", "Liger")
 SETS = 3
 PASSES = ("forward", "backward", "both")
@@ -25,11 +29,12 @@ def items(device: str) -> list[Item]:
     """Return the items: the copy, a warm-up of every candidate side by side, the ops, the thresholds."""
     found = [Item("copy", copy_ceiling, (device,), 0, 60, alone=True)]
     names = [name for name in WARMED if name != "Liger" or any(row.peers(device) for row in OPS.values())]
-    for op, row in OPS.items():
+    for place, (size, (op, row)) in enumerate(itertools.product(sizes(device), OPS.items())):
+        first, one = 1 + 2 * (place // WAVE), f"{op} {size}"
         warmed = [name for name in names if name != "Liger" or "Liger" in row.peers(device)]
-        found += [Item(f"warm {op}: {name}", warm_up, (op, name, device), 1, 120, 10) for name in warmed]
-        found.append(Item(op, time_op, (op, device), 2 if row.memory_bound else 3, 60, 8, alone=True))
-    found += [Item(f"threshold {kind}", threshold, (kind, device), 4, 30, alone=True) for kind in CONSTRUCTS]
+        found += [Item(f"warm {one}: {name}", warm_up, (op, size, name, device), first, 120, 10) for name in warmed]
+        found.append(Item(one, time_op, (op, size, device), first + 1, 60, 8, alone=True))
+    found += [Item(f"threshold {kind}", threshold, (kind, device), 99, 30, alone=True) for kind in CONSTRUCTS]
     return found
 
 
@@ -57,14 +62,12 @@ def candidates(row: Row, device: str) -> dict[str, Function]:
     return {"eager": row.eager, "ours": row.ours, "torch.compile": compiled, **row.peers(device)}
 
 
-def warm_up(log: Log, op: str, name: str, device: str) -> None:
-    """Run one candidate once at each size, so that its kernels are in the caches on disk, or it fails alone."""
+def warm_up(log: Log, op: str, size: str, name: str, device: str) -> None:
+    """Run one candidate once, so that its kernels are in the caches on disk, or it fails alone."""
     row = OPS[op]
-    for size in sizes(device):
-        torch._dynamo.reset()
-        sets = [leaves(row, size, torch.bfloat16, device)]
-        for work in PASSES:
-            ready(candidates(row, device)[name], sets, incoming(row, sets[0]), work)(0)()
+    sets = [leaves(row, size, torch.bfloat16, device)]
+    for work in PASSES:
+        ready(candidates(row, device)[name], sets, incoming(row, sets[0]), work)(0)()
 
 
 def incoming(row: Row, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -99,36 +102,34 @@ def ready(function: Function, sets: Sequence[Sequence[Tensor]], grads: Sequence[
     return {"forward": forward, "backward": backward, "both": both}[work]
 
 
-def time_op(log: Log, op: str, device: str) -> None:
-    """Measure an op at each size: times, bytes that must move, peak, and errors against float64 inputs."""
+def time_op(log: Log, op: str, size: str, device: str) -> None:
+    """Measure an op at a size: times, bytes that must move, peak, and errors against float64 inputs."""
     row = OPS[op]
     failed = {record["item"] for record in log.read() if record["kind"] == "item" and record["status"] != "done"}
-    for size in sizes(device):
-        torch._dynamo.reset()
-        sets = [leaves(row, size, torch.bfloat16, device, seed) for seed in range(SETS)]
-        grads = incoming(row, sets[0])
-        runs = {name: run for name, run in candidates(row, device).items() if f"warm {op}: {name}" not in failed}
-        # Some of Liger's ops write over their inputs.
-        own = {"Liger": [_copies(inputs) for inputs in sets]} if "Liger" in runs else {}
-        given = {name: own.get(name, sets) for name in runs}
-        errors = {} if row.random else _errors(row, runs, grads, size, device)
-        clock = Clock(device)
-        for work in ("both",) if size == "small" else PASSES if row.memory_bound else ("both",):
-            passes = {name: ready(run, given[name], grads, work) for name, run in runs.items()}
-            moved = must_move(row, sets[0], grads, work)
-            if size == "small":
-                times = clock.back_to_back(passes, 15, 50)
-            else:
-                times = clock.interleaved({**passes, "copy": _copy(moved, device)}, 30 if device == "cuda" else 2)
-            log.result(
-                op=op,
-                size=size,
-                work=work,
-                bytes=moved,
-                us={name: microseconds(timing) for name, timing in times.items()},
-                peak={name: peak_above(one(0), device) for name, one in passes.items()} if work == "both" else {},
-                errors=errors if work == "both" else {},
-            )
+    sets = [leaves(row, size, torch.bfloat16, device, seed) for seed in range(SETS)]
+    grads = incoming(row, sets[0])
+    runs = {name: run for name, run in candidates(row, device).items() if f"warm {op} {size}: {name}" not in failed}
+    # Some of Liger's ops write over their inputs.
+    own = {"Liger": [_copies(inputs) for inputs in sets]} if "Liger" in runs else {}
+    given = {name: own.get(name, sets) for name in runs}
+    errors = {} if row.random else _errors(row, runs, grads, size, device)
+    clock = Clock(device)
+    for work in ("both",) if size == "small" else PASSES if row.memory_bound else ("both",):
+        passes = {name: ready(run, given[name], grads, work) for name, run in runs.items()}
+        moved = must_move(row, sets[0], grads, work)
+        if size == "small":
+            times = clock.back_to_back(passes, 15, 50)
+        else:
+            times = clock.interleaved({**passes, "copy": _copy(moved, device)}, 30 if device == "cuda" else 2)
+        log.result(
+            op=op,
+            size=size,
+            work=work,
+            bytes=moved,
+            us={name: microseconds(timing) for name, timing in times.items()},
+            peak={name: peak_above(one(0), device) for name, one in passes.items()} if work == "both" else {},
+            errors=errors if work == "both" else {},
+        )
 
 
 def must_move(row: Row, inputs: Sequence[Tensor], outs: Sequence[Tensor], work: str) -> int:

@@ -27,6 +27,7 @@ __all__ = [
     "function_mode_stack",
     "innermost_transform",
     "is_any_autocast_enabled",
+    "is_autocasting",
     "is_batched_by_autograd",
     "is_forward_ad_active",
     "is_jit_tracing",
@@ -57,6 +58,12 @@ _TRACING_MODES = (
     torch._C._TorchDispatchModeKey.PROXY,
     torch._C._TorchDispatchModeKey.FUNCTIONAL,
 )
+
+
+def is_autocasting(tensor: torch.Tensor) -> bool:
+    """Check whether autocast is enabled for the device of a tensor; tensors without data have none."""
+    # torch.amp.is_autocast_available, the other way to ask, breaks graphs of torch.compile in torch 2.11.
+    return tensor.device.type != "meta" and torch.is_autocast_enabled(tensor.device.type)
 
 
 def is_tracing_dispatch_active() -> bool:

@@ -49,6 +49,7 @@ from schedule.runtime.scheduled import Adaptation, ScheduledState, state_of
 from schedule.util.copying import copied
 from schedule.util.errors import NotApplicable, ScheduleError, TraceError
 from schedule.util.generators import generator_states, restore_generators
+from schedule.util.indices import indices_checked
 from schedule.util.user_code import UserCodeError, user_code
 
 if TYPE_CHECKING:
@@ -363,7 +364,7 @@ def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization,
         for batch in [live, *other_shapes(live)[:_CHECKED_SHAPES]]:
             (args, kwargs), (own_args, own_kwargs) = map_structure(batch, _own), map_structure(batch, _own)
             try:
-                with user_code(), restored({"self": shadow}):
+                with user_code(), indices_checked(batch), restored({"self": shadow}):
                     expected = forward(shadow, *args, **kwargs)
             except UserCodeError as failed:  # it does not take this shape
                 if batch is live:

@@ -26,6 +26,7 @@ from schedule.runtime.scheduled import ScheduledState, as_scheduled, forward_of,
 from schedule.util.copying import copied_where_possible
 from schedule.util.errors import ShardError, TraceError
 from schedule.util.generators import State, all_states, set_states
+from schedule.util.indices import indices_checked
 from schedule.util.user_code import UserCodeError, user_code
 
 Specializations = tuple[Specialization, ...]
@@ -267,7 +268,7 @@ class Graphs:
                 args, kwargs = as_call(batch)
                 comparison.compared.clear()
                 try:
-                    with user_code(), intercepted_calls(self.root, comparison.on_call):
+                    with user_code(), indices_checked(batch), intercepted_calls(self.root, comparison.on_call):
                         self.root(*args, **kwargs)
                     ran += 1
                 except (UserCodeError, ShardError):  # it does not take this shape

@@ -11,6 +11,7 @@ from torch import nn
 
 from schedule.capture.examples.shapes import other_shapes
 from schedule.util.errors import ScheduleError, VerificationError
+from schedule.util.indices import indices_checked
 from schedule.util.named_values import named_tensors, shapes_of
 from schedule.util.wording import counted
 from schedule.verify.compare import TRAINED, compare
@@ -120,7 +121,7 @@ def check_case(
     """
     described = f"{case.mode} mode, {case.weights} weights, {case.shapes}"
     try:
-        with original():
+        with original(), indices_checked((case.batch, tuple(a.parameters()))):
             reference = observe(a, case, tolerance)
     except REFUSALS as error:
         if required:

@@ -25,7 +25,7 @@ def _eager(x: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def _hidden(x: Tensor) -> Tensor:
     queries, keys = x.shape[-2:]
-    return torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
+    return torch.ones(queries, keys, dtype=torch.bool, device=x.device).triu(keys - queries + 1)
 
 
 def _eager_causal(x: Tensor) -> Tensor:

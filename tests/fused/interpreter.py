@@ -1,12 +1,16 @@
-"""Triton's interpreter, rounding float32 to bfloat16 as a GPU does: to the nearest, ties to even.
+"""Triton's interpreter, stricter: it rounds like a GPU, and a kernel must stay inside its tensors.
 
-By itself it cuts the digits off. It is switched on in `tests/conftest.py`, on machines without CUDA.
+By itself it cuts the digits off in rounding float32 to bfloat16; here they are rounded to the nearest, ties to even.
+And it reads any address of the process; here a load or store must be of a storage of the launch, and an unmasked lane
+outside of all of them, which on a GPU is an illegal access or silently another tensor, is an error. It is switched on
+in `tests/conftest.py`, on machines without CUDA.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import torch
 import triton.language as tl
 from triton import knobs
@@ -16,6 +20,10 @@ INTERPRETED: bool = knobs.runtime.interpret
 
 if INTERPRETED:
     _cast_otherwise = interpreter.InterpreterBuilder.cast_impl
+    _arguments_otherwise = interpreter.GridExecutor._init_args_hst
+    _load_otherwise = interpreter.InterpreterBuilder.create_masked_load
+    _store_otherwise = interpreter.InterpreterBuilder.create_masked_store
+    _storages: list[tuple[int, int]] = []
 
     def _cast(self: Any, source: Any, target: Any) -> Any:
         kinds = source.dtype.scalar, target.scalar
@@ -27,4 +35,30 @@ if INTERPRETED:
             return _cast_otherwise(self, source, target)
         return interpreter.TensorHandle(data, target.scalar)
 
+    def _arguments(self: Any, args: Any, kwargs: Any) -> Any:
+        """Remember the storages of the launch that is about to run."""
+        found, named = _arguments_otherwise(self, args, kwargs)
+        held = [one.untyped_storage() for one in (*found, *named.values()) if isinstance(one, torch.Tensor)]
+        _storages[:] = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in held]
+        return found, named
+
+    def _check(pointers: Any, mask: Any) -> None:
+        size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        outside = numpy.broadcast_to(numpy.asarray(mask.data, dtype=bool), numpy.shape(pointers.data)).copy()
+        for begin, end in _storages:
+            outside &= ~((pointers.data >= begin) & (pointers.data <= end - size))
+        if outside.any():
+            raise IndexError(f"{int(outside.sum())} of {outside.size} lanes are outside of the tensors of the kernel")
+
+    def _load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        _check(pointers, mask)
+        return _load_otherwise(self, pointers, mask, *rest)
+
+    def _store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        _check(pointers, mask)
+        return _store_otherwise(self, pointers, value, mask, *rest)
+
     interpreter.InterpreterBuilder.cast_impl = _cast
+    interpreter.GridExecutor._init_args_hst = _arguments
+    interpreter.InterpreterBuilder.create_masked_load = _load
+    interpreter.InterpreterBuilder.create_masked_store = _store

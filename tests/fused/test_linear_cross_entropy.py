@@ -328,22 +328,3 @@ def test_metrics_take_no_whole_logits_and_no_second_pass(monkeypatch):
 def test_metrics_of_no_rows():
     output = fused.linear_cross_entropy_with_metrics(torch.randn(0, 8), torch.randn(37, 8), torch.zeros(0).long())
     assert output.loss.isnan() and output.token_accuracy.isnan() and output.predicted_tokens.shape == (0,)
-
-
-@pytest.mark.cuda
-@pytest.mark.usefixtures("real_card")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_gradient_of_the_weight_is_in_memory_once(dtype):
-    hidden, weight = torch.randn(4096, 1024, device="cuda"), torch.randn(32768, 1024, device="cuda")
-    hidden, weight = hidden.to(dtype).requires_grad_(), (weight / 32).to(dtype).requires_grad_()
-    targets = torch.randint(32768, (4096,), device="cuda")
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    result = chunked(hidden, weight, targets)
-    summed = 4 * weight.numel()
-    assert torch.cuda.max_memory_allocated() - before < 2.3 * summed, "the gradient, and the logits of a chunk"
-    wide = [one.detach().double().requires_grad_() for one in (hidden, weight)]
-    exact = gradients(whole(*wide, targets), wide)
-    eager = gradients(F.cross_entropy(F.linear(hidden, weight).float(), targets), [hidden, weight])
-    for mine, theirs, truth in zip(gradients(result, [hidden, weight]), eager, exact, strict=True):
-        assert (mine - truth).square().mean() <= 1.21 * (theirs - truth).square().mean()

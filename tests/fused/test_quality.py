@@ -42,10 +42,13 @@ def device_for(backend: str) -> str:
     return "cuda" if backend == "triton" and not INTERPRETED else "cpu"
 
 
-def sample(case: Case, rows: int, columns: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    """Inputs of a case, the floating-point ones in `dtype`."""
+def sample(
+    case: Case, rows: int, columns: int, dtype: torch.dtype = torch.float64, backend: str = "reference"
+) -> tuple[Tensor, ...]:
+    """Inputs of a case on the device of a backend, the floating-point ones in `dtype`."""
     torch.manual_seed(0)
-    return tuple(t.to(dtype) if t.is_floating_point() else t for t in case.inputs(rows, columns))
+    device = device_for(backend)
+    return tuple(t.to(device, dtype if t.is_floating_point() else t.dtype) for t in case.inputs(rows, columns))
 
 
 def results(function: Function, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -92,7 +95,7 @@ def assert_within(case: Case, ours: Sequence[Tensor], eager: Sequence[Tensor], e
 
 @every_case
 def test_within_the_tolerances_on_every_backend(case: Case, on_backend: str) -> None:
-    inputs = sample(case, *COMPILED, torch.float32)
+    inputs = sample(case, *COMPILED, torch.float32, on_backend)
     exact = run(case, case.eager, [t.double() if t.is_floating_point() else t for t in inputs])
     eager = run(case, case.eager, inputs)
     ours = run(case, case.op, inputs)
@@ -111,7 +114,7 @@ def test_float64_is_exact(case: Case) -> None:
 def test_half_precision_is_no_worse_than_eager(
     case: Case, dtype: torch.dtype, on_backend: str, assert_no_worse: Callable[..., None]
 ) -> None:
-    inputs = sample(case, 40, 65, dtype)
+    inputs = sample(case, 40, 65, dtype, on_backend)
     exact = run(case, case.eager, [t.double() if t.is_floating_point() else t for t in inputs])
     eager = run(case, case.eager, inputs)
     ours = run(case, case.op, inputs)
@@ -260,7 +263,7 @@ def test_only_the_gradients_asked_for(case: Case) -> None:
 
 @every_case
 def test_strides_do_not_matter(case: Case, on_backend: str) -> None:
-    inputs = sample(case, 15, 34, torch.float32)
+    inputs = sample(case, 15, 34, torch.float32, on_backend)
     apart = [torch.stack([t, t], -1)[..., 0] if t.is_floating_point() else t for t in inputs]
     turned = [t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.ndim > 1 else t for t in inputs]
     for strided in (apart, turned):
@@ -279,7 +282,7 @@ def test_strides_do_not_matter(case: Case, on_backend: str) -> None:
 @every_case
 @pytest.mark.parametrize(("rows", "columns"), [(0, 4), (1, 1), (1, 7)])
 def test_empty_and_single(case: Case, rows: int, columns: int, on_backend: str) -> None:
-    inputs = sample(case, rows, columns, torch.float32)
+    inputs = sample(case, rows, columns, torch.float32, on_backend)
     torch.testing.assert_close(
         run(case, case.op, inputs), run(case, case.eager, inputs), equal_nan=True, rtol=1e-5, atol=1e-5
     )
@@ -288,7 +291,7 @@ def test_empty_and_single(case: Case, rows: int, columns: int, on_backend: str) 
 @pytest.mark.parametrize("case", [case for case in CASES if case.special], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_not_a_number_and_infinity_propagate_as_in_eager(case: Case, value: float, on_backend: str) -> None:
-    inputs = sample(case, *COMPILED, torch.float32)
+    inputs = sample(case, *COMPILED, torch.float32, on_backend)
     inputs[0].view(-1)[3] = value
     ours = results(case.op, *inputs)
     # In float64: the float32 kernel of GELU gives NaN for infinity on some machines.
@@ -299,7 +302,7 @@ def test_not_a_number_and_infinity_propagate_as_in_eager(case: Case, value: floa
 
 @every_case
 def test_inputs_are_never_changed(case: Case, on_backend: str) -> None:
-    inputs = sample(case, *COMPILED, torch.float32)
+    inputs = sample(case, *COMPILED, torch.float32, on_backend)
     before = [t.clone() for t in inputs]
     results(case.op, *inputs)
     given = leaves(case, inputs)

@@ -24,6 +24,7 @@ def test_the_peaks_of_all_cards_count(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.cuda
 @pytest.mark.usefixtures("real_card")
 def test_the_peak_on_a_card() -> None:
+    torch.cuda.init()
     other = torch.device("cuda", torch.cuda.device_count() - 1)
 
     def run() -> None:

@@ -46,13 +46,21 @@ def _load_sum(x, residual, total, x_row, residual_row, column, inside):
 
 
 @triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
 def _moments(z, inside, count, CENTERED: tl.constexpr):
     """Compute the mean of the rows (0 if not centered) and the sum of squares of the deviations."""
-    mean = tl.zeros([z.shape[0], 1], tl.float32)
     if CENTERED:
-        mean = tl.sum(z, 1)[:, None] / count
-        z = tl.where(inside, z - mean, 0.0)
-    return mean, tl.sum(z * z, 1)[:, None]
+        # Division and a sum of large numbers are off by more than the deviations of some rows: their own mean corrects.
+        first = tl.sum(z, 1)[:, None] / count
+        z = tl.where(inside, z - first, 0.0)
+        rest, squares = tl.reduce((z, z * z), 1, _add_pairs)
+        rest = rest[:, None] / count
+        return first + rest, squares[:, None] - rest * rest * count
+    return tl.zeros([z.shape[0], 1], tl.float32), tl.sum(z * z, 1)[:, None]
 
 
 @triton.jit
@@ -136,11 +144,6 @@ def _store_dx(dx, g_total, h, normed, rstd, inner, center, g_total_row, offset, 
     if g_total is not None:
         d += tl.load(g_total + g_total_row + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(dx + offset + column, d, mask=inside)
-
-
-@triton.jit
-def _add_pairs(a, b, c, d):
-    return a + c, b + d
 
 
 @triton.jit(do_not_specialize=["rows"])

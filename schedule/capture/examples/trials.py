@@ -26,6 +26,7 @@ from schedule.capture.examples.questions import because, no_forward, question
 from schedule.capture.examples.sizes import Sizes
 from schedule.capture.recording.recording import undisturbed
 from schedule.util.errors import NotApplicable
+from schedule.util.indices import indices_checked
 
 MAX_TRIALS = 512
 MAX_NUMBERS = 2**18  # of one row
@@ -191,7 +192,7 @@ class _Trials:
     def tried(self, batch: Inputs) -> _Trial:
         self.left -= 1
         copies = {name: value.clone() for name, value in batch.items()}
-        with _Operations() as operations:
+        with indices_checked((self.weights, copies)), _Operations() as operations:
             try:
                 output = self.model(**copies)
             except REFUSALS as error:

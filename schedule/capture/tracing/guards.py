@@ -39,6 +39,7 @@ from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.signature import Signature
 from schedule.capture.tracing.tracer import ModuleTracer
 from schedule.util.errors import ScheduleError, TraceError
+from schedule.util.nodes import last_node
 
 _INFIX = {
     operator.add: "+",
@@ -206,7 +207,7 @@ def _call_expression(node: fx.Node, parts: list[str]) -> str:
 def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
     """Return Python conditions for the tracer's guards, and insert checks for guards only known at run time."""
     graph, found, done = tracer.graph, [], set()
-    output, lasting = next(reversed(graph.nodes)), first_lasting(graph)
+    output, lasting = last_node(graph), first_lasting(graph)
     other_code = next(filter(runs_other_code, graph.nodes), output)
     with graph.inserting_before(output):
         for number in tracer.questions.numbers:

@@ -27,6 +27,7 @@ from schedule.capture.tracing.output_structure import structure
 from schedule.capture.tracing.reading.instrument import original_code
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import TraceError
+from schedule.util.nodes import last_node
 
 _NUMBERS = (bool, int, float, str, type(None), torch.SymInt, torch.SymFloat, torch.SymBool, torch.dtype, torch.device)
 
@@ -141,7 +142,7 @@ class IndexFunctions:
         kwargs: Any,
     ) -> Any:
         tracer = self.tracer
-        guards, last, before = dict(tracer.guards), _last(tracer.graph), self._state(following, (given, kwargs))
+        guards, last, before = dict(tracer.guards), last_node(tracer.graph), self._state(following, (given, kwargs))
         self._inside = True
         try:
             value = following.call_function(function, args, kwargs)
@@ -209,10 +210,6 @@ def _are_results(value: Any) -> bool:
 def _is_quiet(node: fx.Node) -> bool:
     """Check whether ``node`` has no effect visible outside its function."""
     return node.op != "call_module" and not uses_random(node) and (not has_effect(node) or is_local(node))
-
-
-def _last(graph: fx.Graph) -> fx.Node:
-    return next(iter(reversed(graph.nodes)))
 
 
 def _after(last: fx.Node, graph: fx.Graph) -> list[fx.Node]:

@@ -61,7 +61,7 @@ class LaterReads:
     @property
     def call(self) -> fx.Node | None:
         """The last node that runs other code, or begins or ends a region behind such a node."""
-        last = next(reversed(self._graph.nodes), None)
+        last = next(iter(reversed(self._graph.nodes)), None)
         for node in reversed(self._graph.nodes):
             if node is self._last or node is self._call:
                 break

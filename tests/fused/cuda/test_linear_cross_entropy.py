@@ -58,3 +58,17 @@ def test_compiled_code_never_holds_the_logits(real_card: torch.device, record_pr
     peak = peak_above(step, "cuda")
     record_property("peak of linear cross entropy under torch.compile, MB", round(peak / 1e6, 1))
     assert peak < 0.7 * 4096 * 32000 * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_gradient_of_the_weight_is_in_memory_once(real_card: torch.device, dtype: torch.dtype) -> None:
+    hidden, weight, targets = operands(real_card, 4096, 1024, 32768, dtype)
+    fused.linear_cross_entropy(hidden, weight, targets)  # torch's own workspaces come with the first product
+    loss: list[torch.Tensor] = []
+    peak = peak_above(lambda: loss.append(fused.linear_cross_entropy(hidden, weight, targets)), "cuda")
+    assert peak < 2.3 * 4 * weight.numel(), "the gradient, and the logits of a chunk"
+    wide = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    exact = torch.autograd.grad(F.cross_entropy(wide[0] @ wide[1].T, targets), wide)
+    eager = torch.autograd.grad(F.cross_entropy((hidden @ weight.T).float(), targets), [hidden, weight])
+    for mine, theirs, truth in zip(torch.autograd.grad(loss[0], [hidden, weight]), eager, exact, strict=True):
+        assert (mine - truth).square().mean() <= 1.21 * (theirs - truth).square().mean()

@@ -23,6 +23,7 @@ from schedule.capture.tracing.handed_containers import contents, refuse_changed
 from schedule.capture.tracing.later_reads import LaterReads
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import TraceError
+from schedule.util.nodes import last_node
 
 
 @graph_check
@@ -118,7 +119,7 @@ class AssignedLists:
             node, used.call = self._written(used), call
             with DisableTorchFunction():
                 self._tracer.emit(check_items, (node, [*used.items], used.what))
-        used.last = next(reversed(self._tracer.graph.nodes))
+        used.last = last_node(self._tracer.graph)
 
     def _update(self, changed: _List) -> None:
         """Write a change since the last use, right behind it."""

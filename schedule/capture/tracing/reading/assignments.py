@@ -24,6 +24,7 @@ from schedule.capture.tracing.reading.reads import Reads
 from schedule.capture.tracing.reading.sources import DictOf, Item, Source, described, submodule_path
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.trace import Trace
+from schedule.util.nodes import last_node
 
 _TABLES = ("_buffers", "_parameters", "_modules")
 _NOTHING = object()
@@ -160,7 +161,7 @@ class Assignments:
         for node in moved:
             holder, name, _ = node.args
             node.args = holder, name, written(self._written[node][1])
-            next(reversed(graph.nodes)).append(node)
+            last_node(graph).append(node)
 
     def _refuse_changed(self, name: str, node: fx.Node, value: Any) -> None:
         if self.lists.is_seen(value):

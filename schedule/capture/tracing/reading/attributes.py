@@ -277,8 +277,11 @@ def _dict_of(owner: Any) -> dict[str, Any] | None:
 
 
 def has_own_attribute(value: torch.Tensor, name: str) -> bool:
-    """Check whether Python code set attribute ``name`` on a tensor."""
-    return name in value.__dict__
+    """Check whether Python code set attribute ``name``, one that torch does not define, on a tensor.
+
+    Not by ``__dict__``, which `torch.compile` cannot read of a tensor.
+    """
+    return hasattr(value, name)
 
 
 def _holder(cls: type, name: str, raw: Any) -> type:
