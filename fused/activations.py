@@ -118,7 +118,7 @@ class _BiasActivation(torch.autograd.Function):
         return *_gradients(ctx, grad_output), None
 
 
-class BiasGeLUFunction(torch.autograd.Function):
+class BiasGeLUFunction:
     """Megatron's and Slapo's fused bias + GELU in the tanh form, called as ``BiasGeLUFunction.apply(inp, bias)``.
 
     Args:
@@ -138,19 +138,6 @@ class BiasGeLUFunction(torch.autograd.Function):
     def apply(cls, *args: Any) -> Any:
         """Apply `bias_gelu` with ``approximate="tanh"``."""
         return bias_gelu(*args)
-
-    # Tracers that inline an autograd function call these methods instead of `apply`.
-    @staticmethod
-    def forward(inp: Tensor, bias: Tensor | None) -> Tensor:
-        return _forward(inp, bias, "gelu_tanh")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _save(ctx, inputs[0], inputs[1], output, "gelu_tanh")
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, grad_output)
 
 
 GeLUFunction = BiasGeLUFunction

@@ -189,6 +189,9 @@ class GatedActivation(torch.autograd.Function):
     ) -> Tensor:
         save(ctx, y, up, bias, weights, how)
         result = forward(y, up, bias, weights, how, ctx.backend)
+        if torch.compiler.is_compiling():
+            # torch 2.11 loses the gradient of a result that the last operation returned as it got it, such as `to`.
+            return result.clone()
         if not how.fp8:
             ctx.recomputation = Recomputation(result, partial(_again, how=how), ctx.backend)
         return result

@@ -7,17 +7,16 @@ from typing import Any, ClassVar
 import torch
 
 from fused.activations import bias_activation
-from fused.backends import requested
 from fused.gated import gated, settings
-from fused.gated_autograd import Gated, forward, gradients, save
 
 Tensor = torch.Tensor
 
-_OPERANDS = ("input", "bias", "weights")
 
+class _GatedFunction:
+    """Gated activation, called like an autograd function, with the positional arguments in `names`.
 
-class _GatedFunction(torch.autograd.Function):
-    """Gated activation as an autograd function, with the positional arguments in `names`."""
+    No subclass of `torch.autograd.Function`: compilers would inline that in place of `apply`.
+    """
 
     activation: ClassVar[str]
     names: ClassVar[tuple[str, ...]]
@@ -25,11 +24,6 @@ class _GatedFunction(torch.autograd.Function):
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Apply the gated activation to Megatron's positional arguments."""
-        y, bias, weights, how = cls._arguments(args)
-        return gated(cls.__name__, y, bias, weights, how)
-
-    @classmethod
-    def _arguments(cls, args: tuple[Any, ...]) -> tuple[Any, Any, Any, Gated]:
         named = dict(zip(cls.names, args, strict=False))
         offset = named.get("linear_offset", 0.0)
         how = settings(
@@ -40,33 +34,7 @@ class _GatedFunction(torch.autograd.Function):
             offset.item() if isinstance(offset, Tensor) else offset,
             named.get("cpu_offload_input", False),
         )
-        return named["input"], named.get("bias"), named.get("weights"), how
-
-    def __init_subclass__(cls) -> None:
-        # Tracers that inline an autograd function call these instead of `apply`. They are functions and not class
-        # methods, because every access to a class method makes a new object.
-        def forward_of(*args: Any) -> Tensor:
-            y, bias, weights, how = cls._arguments(args)
-            return forward(y, None, bias, weights, how, requested())
-
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-            y, bias, weights, how = cls._arguments(inputs)
-            ctx.positions = [cls.names.index(name) if name in cls.names else None for name in _OPERANDS]
-            ctx.arguments = len(inputs)
-            save(ctx, y, None, bias, weights, how)
-
-        cls.forward = staticmethod(forward_of)  # type: ignore[method-assign]
-        cls.setup_context = staticmethod(setup_context)  # type: ignore[method-assign]
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        y, bias, weights = (position is not None and ctx.needs_input_grad[position] for position in ctx.positions)
-        dy, _, dbias, dweights = gradients(ctx, grad_output, (y, False, bias, weights))
-        results: list[Tensor | None] = [None] * ctx.arguments
-        for position, gradient in zip(ctx.positions, (dy, dbias, dweights), strict=True):
-            if position is not None:
-                results[position] = gradient
-        return tuple(results)
+        return gated(cls.__name__, named["input"], named.get("bias"), named.get("weights"), how)
 
 
 class SwiGLUFunction(_GatedFunction):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from fused.backends import onednn, requested
 from fused.backends.tracing import differentiated, watched
+from fused.torch_internals.modes import is_exporting
 
 Tensor = torch.Tensor
 
@@ -63,7 +64,7 @@ def _by_onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def _watched(tensors: tuple[Tensor, ...]) -> bool:
     """Check whether the call must run plain torch operations: it is traced or transformed, or has tensor subclasses."""
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        return is_exporting()
     return watched(tensors)
 
 

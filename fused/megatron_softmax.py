@@ -1,4 +1,4 @@
-"""Softmax of attention under Megatron's names: three autograd functions and a module."""
+"""Softmax of attention under Megatron's names: three functions, called like autograd functions, and a module."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from torch import nn
 from fused.backends.reference.softmax import Window, out_of_window
 from fused.checks import shape
 from fused.softmax import CAUSAL, checked_softmax, checked_window, scaled_masked_softmax
-from fused.softmax_autograd import forward, gradients, save
 
 Tensor = torch.Tensor
 
 
-class ScaledSoftmax(torch.autograd.Function):
+class ScaledSoftmax:
     """Megatron's ``ScaledSoftmax.apply(inputs, scale)``: softmax(scale·x) over the last dimension.
 
     Args:
@@ -39,21 +38,8 @@ class ScaledSoftmax(torch.autograd.Function):
         inputs, scale = args
         return checked_softmax("ScaledSoftmax", inputs, None, scale)
 
-    # Tracers that inline an autograd function call these methods instead of `apply`.
-    @staticmethod
-    def forward(inputs: Tensor, scale: float | None) -> Tensor:
-        return _plain_forward(inputs, None, scale, None)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _plain_save(ctx, inputs[0], None, inputs[1], None, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return _plain_gradient(ctx, grad_output), None
-
-
-class ScaledMaskedSoftmax(torch.autograd.Function):
+class ScaledMaskedSoftmax:
     """Megatron's ``ScaledMaskedSoftmax.apply(inputs, mask, scale)``: softmax(scale·x) over the unmasked keys.
 
     Args:
@@ -83,20 +69,8 @@ class ScaledMaskedSoftmax(torch.autograd.Function):
             )
         return checked_softmax("ScaledMaskedSoftmax", inputs, mask, scale)
 
-    @staticmethod
-    def forward(inputs: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-        return _plain_forward(inputs, mask, scale, None)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _plain_save(ctx, inputs[0], inputs[1], inputs[2], None, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return _plain_gradient(ctx, grad_output), None, None
-
-
-class ScaledUpperTriangMaskedSoftmax(torch.autograd.Function):
+class ScaledUpperTriangMaskedSoftmax:
     """Megatron's ``ScaledUpperTriangMaskedSoftmax.apply(inputs, scale)``: causal softmax(scale·x).
 
     Args:
@@ -118,43 +92,6 @@ class ScaledUpperTriangMaskedSoftmax(torch.autograd.Function):
         """Apply the softmax, as described in the class docstring."""
         inputs, scale = args
         return checked_softmax("ScaledUpperTriangMaskedSoftmax", inputs, None, scale, window=CAUSAL)
-
-    @staticmethod
-    def forward(inputs: Tensor, scale: float | None) -> Tensor:
-        return _plain_forward(inputs, None, scale, CAUSAL)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _plain_save(ctx, inputs[0], None, inputs[1], CAUSAL, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return _plain_gradient(ctx, grad_output), None
-
-
-def _plain_forward(x: Tensor, mask: Tensor | None, scale: float | None, window: Window | None) -> Tensor:
-    mask = mask if mask is None else mask.to(torch.bool)
-    return forward(x, mask, None, None, 1.0 if scale is None else scale, 1.0, window, 0, None, x.dtype, False)[0]
-
-
-def _plain_save(
-    ctx: Any, x: Tensor, mask: Tensor | None, scale: float | None, window: Window | None, output: Tensor
-) -> None:
-    inputs = (x, mask, None, None, 1.0 if scale is None else scale, 1.0, window, 0, None)
-    save(ctx, inputs, (output, None, None, None))
-    if output.dtype.itemsize < 4:
-        # Rounded probabilities are not enough for the gradient, and `forward` alone returns nothing else.
-        ctx.save_for_backward(x, mask)
-
-
-def _plain_gradient(ctx: Any, g: Tensor) -> Tensor | None:
-    needs = (True, False, False)
-    if ctx.x[1].itemsize >= 4:
-        return gradients(ctx, needs, g)[0]
-    x, mask = ctx.saved_tensors
-    mask = mask if mask is None else mask.to(torch.bool)
-    out, _, p_sink, lost = forward(x, mask, None, None, ctx.scale, 1.0, ctx.window, 0, None, x.dtype, True)
-    return gradients(ctx, needs, g, saved=(out, p_sink, lost, None))[0]
 
 
 class AttnMaskType(enum.Enum):

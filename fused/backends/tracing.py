@@ -13,6 +13,7 @@ from fused.torch_internals.modes import (
     are_functorch_transforms_active,
     are_operations_observed,
     is_batched_by_autograd,
+    is_exporting,
     is_forward_ad_active,
     is_jit_tracing,
 )
@@ -50,7 +51,7 @@ def is_compiled_alone() -> bool:
 
     An operator with its own gradient is enough there; its gradient need not be traced itself.
     """
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and not are_functorch_transforms_active()
+    return torch.compiler.is_compiling() and not is_exporting() and not are_functorch_transforms_active()
 
 
 def transformed() -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "is_any_autocast_enabled",
     "is_autocasting",
     "is_batched_by_autograd",
+    "is_exporting",
     "is_forward_ad_active",
     "is_jit_tracing",
     "is_torch_function_disabled",
@@ -64,6 +65,11 @@ def is_autocasting(tensor: torch.Tensor) -> bool:
     """Check whether autocast is enabled for the device of a tensor; tensors without data have none."""
     # torch.amp.is_autocast_available, the other way to ask, breaks graphs of torch.compile in torch 2.11.
     return tensor.device.type != "meta" and torch.is_autocast_enabled(tensor.device.type)
+
+
+def is_exporting() -> bool:
+    """Check whether `torch.export` traces; in compiled code of torch 2.11 its own function is always true."""
+    return torch.compiler._is_exporting_flag
 
 
 def is_tracing_dispatch_active() -> bool:

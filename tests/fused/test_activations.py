@@ -55,7 +55,6 @@ def test_the_names_of_megatron_and_huggingface():
     torch.testing.assert_close(fused.new_gelu(x), EAGER["gelu_tanh"](x), rtol=1e-12, atol=1e-12)
     exact = fused.bias_gelu(x, bias, approximate="none")
     torch.testing.assert_close(exact, F.gelu(x + bias), rtol=1e-12, atol=1e-12)
-    assert issubclass(fused.BiasGeLUFunction, torch.autograd.Function)
 
 
 def test_agrees_with_transformers_activations():
