@@ -122,3 +122,26 @@ def test_the_comparison_says_what_readme_says() -> None:
     (cell,) = row("training step of GPT-2")
     ours, compiled = re.findall(r"\d\.\d\d–\d\.\d\d", cell)
     assert f"{ours} scheduled and {compiled} compiled" in page
+
+
+def lines_of(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (ROOT / "benchmarks" / "results" / f"{name}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("op", ["swiglu of two tensors", "rms_norm", "layer_norm", "rotary_embedding", "cross_entropy"])
+def test_ops_on_a_gpu(op: str) -> None:
+    name, _, rest = op.partition(" ")
+    times = {line["work"]: line["us"] for line in lines_of("gpu_ops_h100") if line.get("op") == op}
+    copy = " / ".join(f"{times[work]['copy'][0] / times[work]['ours'][0]:.2f}" for work in ("forward", "backward"))
+    both = times["both"]
+    others = [f"{both['ours'][0] / both[other][0]:.2f}" for other in ("eager", "torch.compile", "Liger")]
+    assert row(f"`{name}` {rest} on a GPU".replace("  ", " ")) == [copy, *others]
+
+
+def test_models_on_a_gpu() -> None:
+    text = " ".join(README.split())
+    found = {line["candidate"]: line for line in lines_of("gpu_models_h100") if line.get("model") == "llama"}
+    for candidate, shown in (("HF sdpa", "SDPA"), ("ours", "ours"), ("ours, all", '`"all"`'), ("torch.compile",) * 2):
+        line = found[candidate]
+        figures = f"{line['us'][0] / 1e3:.1f} ms, {line['peak'] / 1e9:.1f} GB"
+        assert f"{shown.replace('torch.compile', '`torch.compile`')} {figures}" in text
