@@ -122,13 +122,14 @@ def _forward(
     x: Tensor, parameters: Parameters, groups: int, eps: float, activation: str | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     settings: dict[str, Any] = {"groups": groups, "eps": eps, "activation": activation, "out_dtype": dtype}
-    result, mean, rstd = GROUP_NORM.run("forward", (x, *parameters), _backend(x), **settings)
+    result, mean, rstd = GROUP_NORM.run("forward", (x, *parameters), _backend(x, activation), **settings)
     return result.contiguous(memory_format=formulas.layout_of(x)), mean, rstd
 
 
-def _backend(x: Tensor) -> str | None:
-    """Return the requested backend; on the CPU torch's own kernels are faster than compiled code."""
-    return requested() or ("reference" if x.is_cpu else None)
+def _backend(x: Tensor, activation: str | None) -> str | None:
+    """Return the requested backend: torch's kernel has no activation, and compiled code no channels that are last."""
+    by_kernel = activation is None or formulas.layout_of(x) != torch.contiguous_format
+    return requested() or ("reference" if x.is_cpu and by_kernel else None)
 
 
 def _again(x: Tensor, *saved: Tensor | None, **settings: Any) -> Tensor:
@@ -156,9 +157,7 @@ class _GroupNorm(torch.autograd.Function):
         result, mean, rstd = owned(_forward(x, parameters, groups, eps, activation, dtype))
         ctx.save_for_backward(x, *parameters, mean, rstd)
         ctx.groups, ctx.eps, ctx.activation = groups, eps, activation
-        # torch's kernel has no activation, and compiled code no channels that are last.
-        by_kernel = activation is None or formulas.layout_of(x) != torch.contiguous_format
-        ctx.backend = _backend(x) if by_kernel else requested()
+        ctx.backend = _backend(x, activation)
         again = partial(_again, groups=groups, eps=eps, activation=activation, dtype=dtype)
         ctx.recomputation = Recomputation(result, again, requested())
         return result

@@ -47,7 +47,12 @@ def group_norm(
         scale, shift: ``[samples or 1, channels, 1, ...]`` or None.
     """
     compute = compute_dtype(x.dtype)
-    z, mean, rstd = _normalized(x.to(compute), *_affine(weight, bias, scale, shift, compute), groups, eps)
+    gamma, beta = _affine(weight, bias, scale, shift, compute)
+    if is_compiled():
+        rows, mean, rstd = _statistics_of_rows(x.to(compute), groups, eps)
+        slope, start = map(_of_rows, _line(x, gamma, beta, mean, rstd))
+        return activated(activation, rows * slope + start).to(out_dtype).reshape(x.shape), mean, rstd
+    z, mean, rstd = _normalized(x.to(compute), gamma, beta, groups, eps)
     in_place = not is_compiled() and not needs_reference((x, weight, bias, scale, shift))
     z = activated_over(activation, z) if in_place else activated(activation, z)
     return z.to(out_dtype), mean, rstd
@@ -63,6 +68,26 @@ def _affine(
         weight = 1 + scale if weight is None else weight * (1 + scale)
         bias = None if bias is None else bias * (1 + scale)
     return weight, shift if bias is None else bias if shift is None else bias + shift
+
+
+def _statistics_of_rows(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x as a row for each channel of a sample, and mean and 1/deviation of the groups, by one loop over rows.
+
+    The sums are of differences from the mean of the first channel of the group, whose square is at most the variance
+    times the channels of a group: so few digits cancel, whatever the numbers are.
+    """
+    samples, channels = x.shape[:2]
+    rows = x.reshape(samples * channels, -1)
+    near = x.reshape(samples, groups, channels // groups, -1)[:, :, 0].mean(-1)
+    apart = rows - _of_rows(_of_channels(near, x))
+    count = channels // groups * rows.shape[-1]
+
+    def mean_of_groups(of_rows: Tensor) -> Tensor:
+        return of_rows.sum(-1).view(samples, groups, -1).sum(-1) / count
+
+    off = mean_of_groups(apart)
+    variance = (mean_of_groups(apart.square()) - off * off).clamp(min=0)
+    return rows, near + off, torch.rsqrt(variance + eps)
 
 
 def _normalized(
@@ -133,6 +158,11 @@ def _of_channels(of_groups: Tensor, x: Tensor) -> Tensor:
     return of_groups[..., None].expand(samples, groups, channels // groups).reshape(samples, channels)
 
 
+def _of_rows(of_channels: Tensor) -> Tensor:
+    """Return numbers of channels, ``[samples, channels]``, as a column beside the rows of the channels."""
+    return computed_first(of_channels.reshape(-1, 1))
+
+
 def _line(x: Tensor, gamma: Tensor | None, beta: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """Return slope and start of x̂·γ + β as a line in x, ``[samples, channels]``, from the statistics of the groups."""
     mean, slope = _of_channels(mean, x), _of_channels(rstd, x)
@@ -157,14 +187,11 @@ def _written_out(
     (samples, channels), groups = x.shape[:2], mean.shape[1]
     rows, g = (each.reshape(samples * channels, -1) for each in (x, g))
 
-    def of_rows(of_channels: Tensor) -> Tensor:
-        return computed_first(of_channels.reshape(-1, 1))
-
-    slope, start = map(of_rows, _line(x, gamma, beta, mean, rstd))
+    slope, start = map(_of_rows, _line(x, gamma, beta, mean, rstd))
     d = activation_gradient(activation, g, rows * slope + start)
     mean, rstd = _of_channels(mean, x), _of_channels(rstd, x)
     factor = (mean.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
-    normed = rows * of_rows(rstd) - of_rows(mean * rstd)
+    normed = rows * _of_rows(rstd) - _of_rows(mean * rstd)
     of_start, of_slope = (each.sum(-1).view(samples, channels) for each in (d, d * normed))
 
     def mean_over_group(sums: Tensor) -> Tensor:
@@ -172,7 +199,7 @@ def _written_out(
         return _of_channels(total, x)
 
     along = mean_over_group(of_slope) * rstd * rstd
-    dx = d * slope - rows * of_rows(along) + of_rows(along * mean - mean_over_group(of_start) * rstd)
+    dx = d * slope - rows * _of_rows(along) + _of_rows(along * mean - mean_over_group(of_start) * rstd)
     return dx.reshape(x.shape), of_slope, of_start
 
 
