@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fused.backends import Op, requested
+from fused.backends import Op, compiled_norms, requested
 from fused.backends.reference import adaptive_norm as formulas
 from fused.backends.reference.numbers import autocast_norm_dtype
 from fused.backends.strides import owned
@@ -23,6 +23,12 @@ Parameters = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 ADAPTIVE_LAYER_NORM = Op(
     "adaptive_layer_norm", forward=formulas.adaptive_layer_norm, backward=formulas.adaptive_layer_norm_backward
+)
+ADAPTIVE_LAYER_NORM.register(
+    "inductor",
+    forward=compiled_norms.adaptive_layer_norm,
+    backward=formulas.adaptive_layer_norm_backward,
+    finish_forward=compiled_norms.adaptive_layer_norm_statistics,
 )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from fused.backends.reference import adaptive_norm as adaptive
 from fused.backends.reference import norms as formulas
 from fused.backends.reference.norms import Casting
 from fused.backends.reference.numbers import compute_dtype
@@ -110,6 +111,39 @@ def layer_norm_sums(
     if _torch_sums(g, x, mean) and (needs[1] or bias_dtype is not None):
         dweight, dbias = _sums(g, x, mean, rstd, (needs[1], bias_dtype is not None))
     return dx, _finished(dweight, weight.dtype if needs[1] else None), _finished(dbias, bias_dtype)
+
+
+def adaptive_layer_norm(
+    x: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the reference formula of this name, with the sums of each row and of its squares as the last results.
+
+    The dimensions before the last are one here, or scale and shift would split the loop.
+    """
+    compute, columns = compute_dtype(x.dtype), x.shape[-1]
+    scale, shift = (None if each is None else each.expand(x.shape).reshape(-1, columns) for each in (scale, shift))
+    rows = x.reshape(-1, columns).to(compute)
+    total = rows.sum(-1, keepdim=True)
+    apart = rows - total / columns
+    squares = apart.square().sum(-1, keepdim=True)
+    y = adaptive.affine(apart * torch.rsqrt(squares / columns + eps), weight, bias)
+    return adaptive.modulated(y, scale, shift).to(out_dtype).reshape(x.shape), total, squares
+
+
+def adaptive_layer_norm_statistics(
+    results: tuple[Tensor, Tensor, Tensor], args: Sequence[Tensor], *, eps: float, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Replace the sums in the results of `adaptive_layer_norm` by mean and 1/deviation of each row."""
+    normed, total, squares = results
+    columns, shape = args[0].shape[-1], (*args[0].shape[:-1], 1)
+    return normed, total.div_(columns).view(shape), squares.div_(columns).add_(eps).rsqrt_().view(shape)
 
 
 def _torch_sums(g: Tensor, x: Tensor, statistics: Tensor) -> bool:

@@ -36,11 +36,11 @@ def adaptive_layer_norm(
     """
     compute = compute_dtype(x.dtype)
     y, _, mean, rstd = norms.layer_norm(x, None, weight, bias, eps=eps, out_dtype=compute)
-    overwritten = not is_compiled() and not needs_reference((x, scale, shift, weight, bias))
-    return _modulated(y, scale, shift, y if overwritten else None).to(out_dtype), mean, rstd
+    overwritten = not needs_reference((x, scale, shift, weight, bias))
+    return modulated(y, scale, shift, y if overwritten else None).to(out_dtype), mean, rstd
 
 
-def _modulated(y: Tensor, scale: Tensor | None, shift: Tensor | None, out: Tensor | None) -> Tensor:
+def modulated(y: Tensor, scale: Tensor | None, shift: Tensor | None, out: Tensor | None = None) -> Tensor:
     """Compute y·(1 + scale) + shift, into `out` if it is given."""
     factor = None if scale is None else 1 + scale.to(y.dtype)
     if shift is None:
@@ -90,6 +90,11 @@ def _normed(
         weight, bias = (None if row is None else row.to(x.dtype) for row in (weight, bias))
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     y = (x - mean) * rstd if is_compiled() else torch.addcmul(-mean * rstd, x, rstd)
+    return affine(y, weight, bias)
+
+
+def affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Compute y·weight + bias, of what is given."""
     y = y if weight is None else y * weight.to(y.dtype)
     return y if bias is None else y + bias.to(y.dtype)
 
