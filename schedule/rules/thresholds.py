@@ -93,7 +93,7 @@ THRESHOLDS: dict[str, Threshold] = {
     "gated": Threshold(cpu=2**18, other=2**14),
     "dropout": Threshold(cpu=2**23, other=2**22),
     "dropout, sum": Threshold(cpu=2**17, other=2**14),
-    "group_norm": Threshold(cpu=2**19, other=2**16),
+    "group_norm": Threshold(cpu=2**20, other=2**16),
     "group_norm, scale": Threshold(cpu=2**18, other=2**14),
     "layer_norm": Threshold(cpu=2**18, other=2**22),
     "layer_norm, sum": Threshold(cpu=2**24, other=2**22),
