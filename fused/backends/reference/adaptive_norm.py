@@ -94,7 +94,7 @@ def _normed(
 
 
 def affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Compute y·weight + bias, of what is given."""
+    """Compute y·weight + bias, either of them optional."""
     y = y if weight is None else y * weight.to(y.dtype)
     return y if bias is None else y + bias.to(y.dtype)
 
