@@ -127,7 +127,7 @@ def _forward(
 
 
 def _backend(x: Tensor, activation: str | None) -> str | None:
-    """Return the requested backend: torch's kernel has no activation, and compiled code no channels that are last."""
+    """Return the requested backend: torch's kernel has no activation, and compiled code no layout of channels last."""
     by_kernel = activation is None or formulas.layout_of(x) != torch.contiguous_format
     return requested() or ("reference" if x.is_cpu and by_kernel else None)
 

@@ -277,7 +277,7 @@ def _dict_of(owner: Any) -> dict[str, Any] | None:
 
 
 def has_own_attribute(value: torch.Tensor, name: str) -> bool:
-    """Check whether Python code set attribute ``name``, one that torch does not define, on a tensor.
+    """Check for an attribute of a tensor, unknown to torch, set by Python code.
 
     Not by ``__dict__``, which `torch.compile` cannot read of a tensor.
     """
