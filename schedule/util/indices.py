@@ -44,7 +44,8 @@ class _Checked(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.pointwise not in getattr(func, "tags", ()) and _may_index((args, kwargs)):
+        of_torch = getattr(func, "namespace", "") == "aten"
+        if of_torch and torch.Tag.pointwise not in func.tags and _may_index((args, kwargs)):
             try:
                 func(*map_aggregate(args, _on_cpu), **map_aggregate(kwargs, _on_cpu))
             except (IndexError, RuntimeError) as error:

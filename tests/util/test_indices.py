@@ -70,6 +70,20 @@ def test_the_device_never_sees_them(name: str, run: Callable[..., Any], dtype: t
     assert max(of_name) == 1, "the device was asked"
 
 
+@pytest.mark.usefixtures("device_without_errors")
+def test_operators_of_others_run_once() -> None:
+    runs: list[int] = []
+
+    @torch.library.custom_op("tests_util_indices::chosen", mutates_args=())
+    def chosen(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        runs.append(len(index))
+        return x[:2].clone()
+
+    with indices_checked(LONG):
+        chosen(torch.randn(4, 4), LONG[0])
+    assert runs == [2]
+
+
 def test_where_torch_raises_nothing_is_watched() -> None:
     with indices_checked([torch.ones(2)]), Reached() as reached:
         F.embedding(LONG, torch.randn(4, 4))
