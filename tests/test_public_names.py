@@ -116,11 +116,11 @@ def test_protocols_are_protocols(name: str) -> None:
     assert typing.Protocol in getattr(fused, name).__mro__
 
 
-def test_the_autograd_functions_are_functions() -> None:
+def test_megatrons_functions_are_applied() -> None:
     for name in OPS:
         value = getattr(fused, name)
         if name.endswith("Function") or name in ("ScaledSoftmax", "ScaledMaskedSoftmax", "MakeViewlessTensor"):
-            assert issubclass(value, torch.autograd.Function)
+            assert isinstance(value, type) and callable(value.apply)
         assert value.__module__.split(".")[0] == "fused"
 
 
