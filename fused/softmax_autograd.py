@@ -98,13 +98,9 @@ def gradients(
     g: Tensor | None,
     g_signed: Tensor | None = None,
     g_sink: Tensor | None = None,
-    saved: Sequence[Tensor | None] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the needed gradients among those of x, mask and sink, in the shapes and dtypes of these.
-
-    `saved`: the tensors that `save` would save, if they have been recomputed.
-    """
-    p, p_sink, lost, filled = saved if saved is not None else ctx.saved_tensors
+    """Compute the needed gradients among those of x, mask and sink, in the shapes and dtypes of these."""
+    p, p_sink, lost, filled = ctx.saved_tensors
     x_shape, x_dtype = ctx.x
     mask = ctx.mask if needs[1] else None
     sink = ctx.sink if needs[2] else None

@@ -61,3 +61,9 @@ def normal(z):
     p = ((p * t + 0.16118822) * t + 0.12664765) * t + 0.13410502
     tail = p * t * e
     return tl.where(z < 0, tail, 1 - tail), e
+
+
+@triton.jit
+def add_pairs(a, b, c, d):
+    """Add two pairs, for `tl.reduce` of two tensors at once."""
+    return a + c, b + d

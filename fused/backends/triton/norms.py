@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from fused.backends.reference.norms import Casting
+from fused.backends.triton.arithmetic import add_pairs
 from fused.backends.triton.launch import (
     Tile,
     any_float64,
@@ -46,18 +47,13 @@ def _load_sum(x, residual, total, x_row, residual_row, column, inside):
 
 
 @triton.jit
-def _add_pairs(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
 def _moments(z, inside, count, CENTERED: tl.constexpr):
     """Compute the mean of the rows (0 if not centered) and the sum of squares of the deviations."""
     if CENTERED:
         # Division and a sum of large numbers are off by more than the deviations of some rows: their own mean corrects.
         first = tl.sum(z, 1)[:, None] / count
         z = tl.where(inside, z - first, 0.0)
-        rest, squares = tl.reduce((z, z * z), 1, _add_pairs)
+        rest, squares = tl.reduce((z, z * z), 1, add_pairs)
         rest = rest[:, None] / count
         return first + rest, squares[:, None] - rest * rest * count
     return tl.zeros([z.shape[0], 1], tl.float32), tl.sum(z * z, 1)[:, None]
@@ -171,7 +167,7 @@ def _norm_backward(
         h = dy if weight is None else dy * factor
         if dx is not None:
             if CENTERED:
-                inner, center = tl.reduce((h * normed, h), 1, _add_pairs)
+                inner, center = tl.reduce((h * normed, h), 1, add_pairs)
                 center = center[:, None] / columns
             else:
                 inner, center = tl.sum(h * normed, 1), 0.0
