@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from fused.backends.reference.numbers import compute_dtype, dropped, rounded_to
+from fused.backends.tracing import is_compiled
 
 Tensor = torch.Tensor
 Number = float | Tensor
@@ -57,18 +58,19 @@ def masked_softmax(
     if not _is_one(scale):
         z = z * scale
     hidden = None if window is None else out_of_window(x.shape[-2], x.shape[-1], window, shift, x.device)
+    by_window = window
     if mask is not None and mask.dtype != torch.bool:
         z = _masked(z, mask, x.dtype if x.dtype == mask.dtype and x.dtype.itemsize < 4 else None)
     elif mask is not None and fill is not None:
         z = z.masked_fill(mask, fill)
     elif mask is not None:
-        hidden = mask if hidden is None else mask | hidden
+        hidden, by_window = mask if hidden is None else mask | hidden, None
     if hidden is not None:
         z = z.masked_fill(hidden, -torch.inf)
     p, p_sink = _softmax(z, sink)
     if hidden is not None:
-        # Rows without a visible key are NaN up to here and become zeros.
-        p = p.masked_fill(hidden, 0)
+        # Rows without a visible key are NaN up to here and become zeros. Compiled code is faster if it finds the rows.
+        p = p.masked_fill(_rows_without_keys(hidden, by_window, shift) if is_compiled() else hidden, 0)
     if keep is None:
         out, signed = p.to(out_dtype), None
     else:
@@ -116,15 +118,29 @@ def _softmax(z: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 def out_of_window(queries: int, keys: int, window: Window, shift: int, device: torch.device) -> Tensor:
     """Return a mask ``[queries, keys]``, True outside of a query's window, the last query aligned to the last key."""
+    columns = torch.arange(keys, device=device)
+    return _unseen(columns, columns, queries, keys, window, shift, device)
+
+
+def _rows_without_keys(hidden: Tensor, window: Window | None, shift: int) -> Tensor:
+    """Return a mask ``[..., queries, 1]``, True for queries with all keys hidden, by the given window alone if any."""
+    if window is None:
+        return hidden.all(-1, keepdim=True)
+    queries, keys = hidden.shape
+    return _unseen(0, keys - 1, queries, keys, window, shift, hidden.device)
+
+
+def _unseen(
+    low: int | Tensor, high: int | Tensor, queries: int, keys: int, window: Window, shift: int, device: torch.device
+) -> Tensor:
+    """Return a mask ``[queries, ...]``, True if all of the keys from `low` to `high` are outside a query's window."""
     before, after = window
-    rows = torch.arange(queries, device=device, dtype=torch.int32).unsqueeze(-1)
-    columns = torch.arange(keys, device=device, dtype=torch.int32)
-    distance = columns - (rows + (keys - queries + shift))
+    rows = torch.arange(queries, device=device).unsqueeze(-1) + (keys - queries + shift)
     if before < 0:
-        return distance > after
+        return rows + after < low
     if after < 0:
-        return distance < -before
-    return (distance > after) | (distance < -before)
+        return rows - before > high
+    return (rows + after < low) | (rows - before > high)
 
 
 def masked_softmax_backward(
