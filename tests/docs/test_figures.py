@@ -29,7 +29,7 @@ def row(beginning: str) -> list[str]:
 def op_ratios() -> dict[tuple[str, str], str]:
     """Return (op, size) → time over eager's and torch.compile's, from the run of the most rounds."""
     found = {}
-    for name in ("ops_cpu_large", "ops_cpu_quick", "ops_cpu_linear", "ops_cpu_more_rounds", "ops_cpu_norms"):
+    for name in ("ops_cpu_large", "ops_cpu_more_rounds", "ops_cpu_medium", "ops_cpu_linear"):
         for line in results(name)["lines"]:
             times = {way: each["median"] for way, each in line["times"].items()}
             if line["work"] == "forward + backward":
