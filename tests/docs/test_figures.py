@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OPS = {
-    "`swiglu` (packed)": "swiglu packed",
-    "`linear`, 1024 × 768 → 3072, on this AMD EPYC": "linear",
-    "`linear`, on another": "linear in ops_cpu_linear",
-}
+OPS = {"`swiglu` (packed)": "swiglu packed", "`linear`, 1024 × 768 → 3072, on two AMD EPYCs": "linear"}
 """Ops that a row names otherwise than the benchmark."""
 
 
@@ -33,17 +30,21 @@ def row(beginning: str) -> list[str]:
 def op_ratios() -> dict[tuple[str, str], str]:
     """Return (op, size) → time over eager's and torch.compile's, from the run of the most rounds.
 
-    `linear` differs between hosts; the other one's is called "linear in ops_cpu_linear".
+    Those of `linear` are ranges over two hosts.
     """
-    found = {}
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for name in ("ops_cpu_large", "ops_cpu_more_rounds", "ops_cpu_medium", "ops_cpu_linear"):
         for line in results(name)["lines"]:
             times = {way: each["median"] for way, each in line["times"].items()}
             if line["work"] == "forward + backward":
-                shown = f"{times['ours'] / times['eager']:.2f} / {times['ours'] / times['torch.compile']:.2f}"
-                op = f"linear in {name}" if name == "ops_cpu_linear" else line["op"]
-                found[op, line["size"]] = shown
-    return found
+                key = line["op"], line["size"]
+                other_host = found[key] if name == "ops_cpu_linear" else []
+                found[key] = [*other_host, (times["ours"] / times["eager"], times["ours"] / times["torch.compile"])]
+    return {key: " / ".join(map(_range, zip(*ratios, strict=True))) for key, ratios in found.items()}
+
+
+def _range(values: Sequence[float]) -> str:
+    return "–".join(dict.fromkeys(f"{value:.2f}" for value in (min(values), max(values))))
 
 
 def op_rows() -> list[str]:
