@@ -13,7 +13,7 @@ from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns.compiling import Pattern
 from schedule.patterns.graph_match import GraphMatch
 from schedule.patterns.nodes import MISSING, CallNode, ChoiceNode
-from schedule.patterns.regions import absorb, detour, escape
+from schedule.patterns.regions import RETURNED, absorb, detour, escape
 from schedule.patterns.unify import Unifier
 from schedule.patterns.values import OpNode, operands
 
@@ -123,7 +123,8 @@ def _open_region(state: Unifier, region: set[fx.Node], ends: list[fx.Node]) -> R
     leak = escape(region, ends)
     if leak is not None:
         inner, user = leak
-        return state.normal.of[inner], lambda: "no use outside the match", lambda: f"a use by {user.name}"
+        found = f"it {RETURNED}" if user.op == "output" else f"a use by {user.name}"
+        return state.normal.of[inner], lambda: "no use outside the match", lambda: found
     if len(ends) > 1:
         between = detour(region, ends)
         if between is not None:

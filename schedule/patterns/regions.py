@@ -10,6 +10,9 @@ from torch import fx
 
 from schedule.capture.recording.specs import TensorSpec
 
+RETURNED = "returned (a flat graph, sch.trace(flatten=True), leaves out results that no code reads)"
+"""What messages say of an interior value that is used as a result of the graph alone."""
+
 _READS = ("size", "dim", "ndimension", "numel", "__len__", "shape", "ndim", "is_floating_point")
 
 

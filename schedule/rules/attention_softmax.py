@@ -27,6 +27,7 @@ from fused.softmax import reciprocal
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.patterns.ops import find_form
+from schedule.patterns.regions import RETURNED
 from schedule.rules.attention_inputs import fill_number, filled, filling, where_filled
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast, cast_node
 from schedule.rules.registry import register_rule
@@ -181,7 +182,10 @@ def _no_gain(graph_match: GraphMatch) -> str:
     added = added or where_filled(inputs, "filled") is not None
     scaled = scalars.get("scale") is not None or scalars.get("divisor") is not None
     widened = x is not None and out is not None and out.dtype != x.dtype
-    return "" if added or scaled or widened or _drops(scalars) else "softmax alone: there is nothing to fuse"
+    if added or scaled or widened or _drops(scalars):
+        return ""
+    returned = any(user.op == "output" for user in inputs["x"].users)
+    return "softmax alone: there is nothing to fuse" + (f"; its scores are {RETURNED}" if returned else "")
 
 
 def _drops(scalars: dict[str, Any]) -> bool:

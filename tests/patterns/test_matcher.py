@@ -126,6 +126,15 @@ def test_an_interior_value_used_outside(traced):
     assert len(search(graph, bias_gelu, closed=False).graph_matches) == 1
 
 
+def test_an_interior_value_that_is_returned(traced):
+    def leaky(a, b):
+        inner = a + b
+        return F.gelu(inner, approximate="tanh"), inner
+
+    (near,) = search(traced(leaky), bias_gelu).near_misses
+    assert "no use outside the match, found it returned (a flat graph" in str(near)
+
+
 def test_a_region_that_another_node_interrupts(traced):
     def pair(x, y):
         first = torch.relu(x)
