@@ -106,6 +106,11 @@ def scores(elements: int, device: str) -> tuple[Tensor, ...]:
     return x, torch.zeros(1, 1, KEYS, KEYS, device=device)
 
 
+def hidden_scores(elements: int, device: str) -> tuple[Tensor, ...]:
+    """Make the same scores and a bool mask of later keys."""
+    return scores(elements, device)[0], torch.ones(KEYS, KEYS, dtype=torch.bool, device=device).triu(1)
+
+
 def heads(elements: int, device: str) -> tuple[Tensor, ...]:
     """Make queries [1, seq, 4, 64] transposed to [1, 4, seq, 64] as in attention, and cos and sin."""
     x = torch.randn(1, elements // HIDDEN, 4, 64, device=device, requires_grad=True).transpose(1, 2)
@@ -146,6 +151,11 @@ CONSTRUCTS: dict[str, tuple[Inputs, Function, Function]] = {
         scores,
         lambda x, mask: attention(x, mask, 0.0),
         lambda x, mask: fused.scaled_masked_softmax(x, mask, 0.125),
+    ),
+    "softmax, filled": (
+        hidden_scores,
+        lambda x, hidden: F.softmax((x * 0.125).masked_fill(hidden, -torch.inf), dim=-1),
+        lambda x, hidden: fused.scaled_masked_softmax(x, hidden, 0.125, fill=-torch.inf),
     ),
     "softmax, dropout": (
         scores,

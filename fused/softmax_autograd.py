@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fused.backends import Op, requested
+from fused.backends import Op, compiled_softmax, requested
 from fused.backends.reference import softmax as formulas
 from fused.backends.reference.softmax import Window
 
@@ -17,7 +17,7 @@ _RANK = 4
 
 
 def _four_dimensions(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Reshape inputs to [batch, heads, queries, keys] for compiled code, masks without expanded dimensions."""
+    """Reshape inputs to [batch, heads, queries, keys] for compiled code, masks without expanded dimensions or bools."""
     ndim = args[0].ndim
 
     def pad(tensor: Any) -> Any:
@@ -26,7 +26,8 @@ def _four_dimensions(args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             if stride == 0 and size > 1 and tensor is not args[0]:
                 tensor = tensor.narrow(dim, 0, 1)
-        return tensor.reshape((1,) * (_RANK - tensor.ndim) + tensor.shape)
+        tensor = tensor.reshape((1,) * (_RANK - tensor.ndim) + tensor.shape)
+        return compiled_softmax.widened(tensor, args[0])
 
     def finish(results: Any) -> Any:
         extra = max(_RANK - ndim, 0)
@@ -45,6 +46,11 @@ MASKED_SOFTMAX = Op(
     canonical=_four_dimensions,
     small_on_cpu=lambda **statics: _COMPILED_FROM,
     kernels="fused.backends.triton.softmax",
+)
+MASKED_SOFTMAX.register(
+    "inductor",
+    forward=compiled_softmax.masked_softmax,
+    backward=compiled_softmax.masked_softmax_backward,
 )
 
 Results = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]

@@ -193,7 +193,8 @@ def _drops(scalars: dict[str, Any]) -> bool:
 
 
 def _profitability(graph_match: GraphMatch) -> str:
-    return small("softmax", spec_of(graph_match.inputs["x"]))
+    is_filled = where_filled(graph_match.inputs, "filled") is not None and not _drops(graph_match.scalars)
+    return small("softmax, filled" if is_filled else "softmax", spec_of(graph_match.inputs["x"]))
 
 
 # -- the replacement ----------------------------------------------------------------------------------------

@@ -28,12 +28,12 @@ def row(beginning: str) -> list[str]:
 
 
 def op_ratios() -> dict[tuple[str, str], str]:
-    """Return (op, size) → time over eager's and torch.compile's, from the run of the most rounds.
+    """Return (op, size) → time over eager's and torch.compile's, from the latest run with the most rounds.
 
     Those of `linear` are ranges over two hosts.
     """
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for name in ("ops_cpu_large", "ops_cpu_more_rounds", "ops_cpu_medium", "ops_cpu_linear"):
+    for name in ("ops_cpu_large", "ops_cpu_more_rounds", "ops_cpu_medium", "ops_cpu_softmax", "ops_cpu_linear"):
         for line in results(name)["lines"]:
             times = {way: each["median"] for way, each in line["times"].items()}
             if line["work"] == "forward + backward":
@@ -84,10 +84,12 @@ def test_models_of_other_libraries(name: str) -> None:
 
 
 def _ratios(found: dict[str, Any], column: str) -> str:
-    """Return the times of all candidates but the first over that of the first, operation by operation, or a dash."""
-    column = f"{column}, operations"
-    first, *others = [each[column] for each in found.values() if column in each] or [1.0]
-    return " / ".join(f"{each / first:.2f}" for each in others) or "–"
+    """Return the times of whole calls over that of the first candidate, then those of the operations, or a dash."""
+    first, *others = [each for each in found.values() if column in each] or [{}]
+    whole = " / ".join(f"{each[column]['ratios'][0]:.2f}" for each in others)
+    operations = f"{column}, operations"
+    summed = " / ".join(f"{each[operations] / first[operations]:.2f}" for each in others)
+    return f"{whole}; {summed}" if others else "–"
 
 
 def test_dispatch() -> None:

@@ -57,3 +57,21 @@ def test_what_cannot_be_filled():
             fused.scaled_masked_softmax(x, hidden, SCALE, fill=fill)
     with pytest.raises(ValueError, match=r"-1e\+300 is beyond the numbers of torch.float32"):
         fused.scaled_masked_softmax(x, hidden, SCALE, fill=-1e300)
+
+
+@pytest.mark.parametrize("fill", [None, -2.5], ids=["hidden", "filled"])
+@pytest.mark.parametrize("shape", [(2, 3, 7, 9), (2, 1, 7, 9), (2, 1, 1, 9), (7, 9), (9,)], ids=str)
+def test_compiled_code_reads_masks_of_all_shapes(fill, shape, values_and_gradients):
+    """Those that several heads share are given to it as integers."""
+    torch.manual_seed(0)
+    x, g = tensors(dtype=torch.float32)
+    hidden = torch.rand(shape) < 0.4
+
+    def ours(x):
+        return fused.scaled_masked_softmax(x, hidden, SCALE, fill=fill)
+
+    results = []
+    for backend in ("reference", "inductor"):
+        with fused.backend(backend):
+            results.append(values_and_gradients(ours, g, x))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
