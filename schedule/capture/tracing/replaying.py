@@ -75,11 +75,13 @@ class Attempt:
     """Run of a graph with checks inside.
 
     Attributes:
+        root: the module of the graph.
         states: function that returns the states of the generators that the graph itself draws from, without submodules.
         objects: input objects it may change.
-        made: the calls so far.
+        made: the calls so far that are not simply made again.
     """
 
+    root: nn.Module
     states: Callable[[], Sequence[State]]
     objects: Sequence[Any]
     made: list[Made]
@@ -125,12 +127,14 @@ def _changed(before: Versions) -> bool:
 def keep(output: Any, path: str, before: Versions) -> None:
     """Save the output of a submodule call in the current attempt (graph target).
 
-    Nothing is saved under torch.compile.
+    Nothing is saved under torch.compile, nor of a layer that is called again: its output may be freed before the end.
     """
     if torch.compiler.is_compiling():
         return
     attempt = _attempts.stack[-1]
     states = attempt.states()
+    if _is_repeatable(attempt.root.get_submodule(path), states):
+        return
     pieces = restoring(attempt.objects)  # whatever it was given: it, or a hook, may know them
     attempt.made.append(Made(path, output, _changed(before), versions(output), states, pieces))
 
@@ -153,7 +157,7 @@ def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[No
     left: dict[nn.Module, deque[Made]] = {}
     for each in made:
         module = root.get_submodule(each.path)
-        if not _is_repeatable(module, each):  # others may also be part of fused ops, which are not in `made`
+        if not _is_repeatable(module, each.states):  # others may also be part of fused ops, which are not in `made`
             left.setdefault(module, deque()).append(each)
     if not left:
         return nullcontext()
@@ -167,9 +171,9 @@ def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[No
 
 def repeatable(root: nn.Module, made: Iterable[Made]) -> bool:
     """Check whether all these calls may be repeated: another graph then runs in place of the one with the calls."""
-    return all(_is_repeatable(root.get_submodule(each.path), each) for each in made)
+    return all(_is_repeatable(root.get_submodule(each.path), each.states) for each in made)
 
 
-def _is_repeatable(module: nn.Module, made: Made) -> bool:
+def _is_repeatable(module: nn.Module, states: Sequence[State]) -> bool:
     """Check whether a call of ``module`` only computes, and draws nothing or the same numbers again."""
-    return is_plain(module) and not (isinstance(module, DropoutBase) and module.training and not made.states)
+    return is_plain(module) and not (isinstance(module, DropoutBase) and module.training and not states)

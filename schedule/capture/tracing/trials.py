@@ -66,7 +66,7 @@ class _Trial:
         objects = [inputs[index] for index in self.objects]
         states = self.states()
         pieces = [*restoring(objects), *restoring_attributes(module, self.assigned)]
-        attempt = Attempt(self.states, objects, [])
+        attempt = Attempt(module, self.states, objects, [])
         try:
             with attempting(attempt):
                 return self.keeping(module, *inputs)
