@@ -33,17 +33,8 @@ def masked_softmax(x: Tensor, mask: Tensor | None, *others: Any, **settings: Any
     return formulas.masked_softmax(x, _as_bool(mask), *others, **settings)
 
 
-def masked_softmax_backward(
-    p: Tensor,
-    p_sink: Tensor | None,
-    lost: Tensor | None,
-    g: Tensor | None,
-    g_signed: Tensor | None,
-    g_sink: Tensor | None,
-    filled: Tensor | None,
-    *others: Any,
-    **settings: Any,
-) -> Any:
+def masked_softmax_backward(*args: Any, **settings: Any) -> Any:
     """Compute the reference formula of this name."""
-    gradients = (g, g_signed, g_sink)
-    return formulas.masked_softmax_backward(p, p_sink, lost, *gradients, _as_bool(filled), *others, **settings)
+    *probabilities_and_gradients, filled, scale, keep_scale = args
+    given = (*probabilities_and_gradients, _as_bool(filled), scale, keep_scale)
+    return formulas.masked_softmax_backward(*given, **settings)
