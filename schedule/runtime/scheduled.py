@@ -23,7 +23,7 @@ from schedule.capture.tracing.guards import GuardMiss
 from schedule.capture.tracing.hooks import acts_on_all
 from schedule.capture.tracing.lock import TRACING
 from schedule.capture.tracing.outputs import OutputMiss
-from schedule.capture.tracing.replaying import repeatable, replayed
+from schedule.capture.tracing.replaying import replayed
 from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.runtime.call_kinds import adapting, is_only_traced, sees_functions, summary
 from schedule.runtime.classes import STATE, Owner, put_on, scheduled_class, take_off, wraps_forward
@@ -154,7 +154,7 @@ class ScheduledState:
         if isinstance(miss, OutputMiss):
             why = str(miss)
             self.retire(run, why)
-        elif not is_only_traced(args, kwargs) and str(miss) not in missed and repeatable(module, miss.made):
+        elif not is_only_traced(args, kwargs) and str(miss) not in missed and not miss.made:
             missed = (*missed, str(miss))
             other, given = self.adapt(module, args, kwargs, missed) or (None, ("",))
             if other is not None:

@@ -127,7 +127,8 @@ def _changed(before: Versions) -> bool:
 def keep(output: Any, path: str, before: Versions) -> None:
     """Save the output of a submodule call in the current attempt (graph target).
 
-    Nothing is saved under torch.compile, nor of a layer that is called again: its output may be freed before the end.
+    Nothing is saved under torch.compile, nor of a layer that is called again: its output may be freed before the end,
+    and other calls of it may be part of fused ops, which are not saved.
     """
     if torch.compiler.is_compiling():
         return
@@ -156,9 +157,7 @@ def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[No
     """Replay the submodule calls of ``root`` in ``made`` instead of repeating them, in this thread."""
     left: dict[nn.Module, deque[Made]] = {}
     for each in made:
-        module = root.get_submodule(each.path)
-        if not _is_repeatable(module, each.states):  # others may also be part of fused ops, which are not in `made`
-            left.setdefault(module, deque()).append(each)
+        left.setdefault(root.get_submodule(each.path), deque()).append(each)
     if not left:
         return nullcontext()
 
@@ -167,11 +166,6 @@ def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[No
         return waiting.popleft().again() if waiting else call(*args, **kwargs)
 
     return intercepted_calls(root, again)
-
-
-def repeatable(root: nn.Module, made: Iterable[Made]) -> bool:
-    """Check whether all these calls may be repeated: another graph then runs in place of the one with the calls."""
-    return all(_is_repeatable(root.get_submodule(each.path), each.states) for each in made)
 
 
 def _is_repeatable(module: nn.Module, states: Sequence[State]) -> bool:

@@ -7,9 +7,9 @@ import copy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import schedule
+from schedule.report.costs import peak_bytes
 
 LAYERS = 10
 
@@ -29,16 +29,10 @@ class Branching(nn.Module):
 
 
 def peak(module: nn.Module, x: Tensor) -> int:
-    """Return the most bytes that a forward pass without gradients has at once."""
+    """Return the most bytes that a forward pass without gradients has at once, after a first one."""
     with torch.no_grad():
         module(x)
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            module(x)
-    present = [0]
-    for event in profiled.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            present.append(present[-1] + event.nbytes())
-    return max(present)
+        return peak_bytes(lambda: module(x), "cpu")
 
 
 def test_results_of_plain_layers_are_freed_before_the_check() -> None:
