@@ -28,7 +28,7 @@ from schedule.capture.tracing.effects import (
     has_effect,
     runs_other_code,
 )
-from schedule.capture.tracing.later_reads import check_same
+from schedule.capture.tracing.later_reads import AGAIN, check_same
 from schedule.capture.tracing.opaque import Constant, is_object
 from schedule.capture.tracing.questions import assume
 from schedule.capture.tracing.reading.plain import equal, has_sign_of_zero
@@ -222,7 +222,7 @@ def conditions(tracer: ModuleTracer, inputs: dict[fx.Node, str]) -> list[str]:
                     continue
                 found.append(_condition(text, tracer.guards[node], _is_read(node)))
                 if other_code < node and _reads_state(node):
-                    _insert(graph, check_still, node, tracer.guards[node], text)
+                    _insert(graph, check_still, node, tracer.guards[node], text).meta[AGAIN] = True
     return list(dict.fromkeys(found))
 
 
@@ -313,12 +313,13 @@ def _insert_check(graph: fx.Graph, node: fx.Node, value: Any, lasting: fx.Node |
         )
 
 
-def _insert(graph: fx.Graph, checked_by: Callable[..., None], node: fx.Node, value: Any, what: str) -> None:
+def _insert(graph: fx.Graph, checked_by: Callable[..., None], node: fx.Node, value: Any, what: str) -> fx.Node:
     with graph.inserting_after(node):
         expected = graph.call_function(Constant(value)) if is_object(value) else value
     with graph.inserting_after(expected if is_object(value) else node):
         inserted = graph.call_function(checked_by, (node, expected, what))
     inserted.meta["source"] = node.meta.get("source", "")
+    return inserted
 
 
 def _reads_state(node: fx.Node) -> bool:

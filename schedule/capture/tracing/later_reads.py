@@ -23,7 +23,7 @@ from torch import fx, nn
 
 from fused.torch_internals.compiled_checks import CompiledCheck
 from schedule.capture.recording.structure import original_class
-from schedule.capture.tracing.effects import KIND, LENGTH, graph_check, runs_other_code
+from schedule.capture.tracing.effects import KIND, LENGTH, graph_check, remove_dead, runs_other_code
 from schedule.capture.tracing.handed_containers import add_checks, hands_containers
 from schedule.capture.tracing.reading.guard import Guard
 from schedule.capture.tracing.reading.ledger import Ledger
@@ -36,6 +36,8 @@ Later = tuple[tuple[str, Ledger], ...]
 """Guards on reads behind a node, by stretches between calls of other code, each with the path of the module."""
 
 LATER = "later_reads"
+AGAIN = "again"
+"""Key of the metadata of checks in a graph that are also made before it runs: other code may have changed the state."""
 _MODULE = "__call__.__self__"  # FX reads attributes of the module, and this one is the module
 
 
@@ -152,18 +154,30 @@ def inlined_later(path: str, inside: fx.Node, call: fx.Node) -> Later:
     return (*own, *call.meta.get(LATER, ()))
 
 
+def reads_later(graph: fx.Graph) -> bool:
+    """Check whether guards on state are checked again behind calls of other code."""
+    return any(LATER in node.meta or node.meta.get(AGAIN) for node in graph.nodes)
+
+
 def can_follow(graph: fx.Graph) -> bool:
     """Check whether ``torch.compile`` can follow all later reads of state of modules."""
     return all(ledger.is_followed for node in graph.nodes for _, ledger in node.meta.get(LATER, ()))
 
 
-def with_checks(graph: fx.Graph) -> fx.Graph:
-    """Return ``graph``, or a copy of it with the checks of state and containers that other code may have changed."""
+def with_checks(graph: fx.Graph, of_state: bool = True) -> fx.Graph:
+    """Return ``graph``, or a copy of it with the checks of what other code returns or may have changed.
+
+    Args:
+        graph: the graph.
+        of_state: whether to check guards on state again behind each call.
+    """
     calls = [node for node in graph.nodes if _is_call(node)]
     handing = [node for node in calls if hands_containers(node)]
     results = [node for node in graph.nodes if LENGTH in node.meta or (KIND in node.meta and is_result(node))]
     lookups = [*_later_parts(graph)]
-    if not handing and not results and not lookups and not any(LATER in node.meta for node in calls):
+    stretches = list(_stretches(calls)) if of_state and any(LATER in node.meta for node in calls) else []
+    again = [] if of_state else [node for node in graph.nodes if node.meta.get(AGAIN)]
+    if not any((handing, results, lookups, stretches, again)):
         return graph
     copy, copied = fx.Graph(), dict[fx.Node, fx.Node]()
     copy.output(copy.graph_copy(graph, copied))
@@ -173,12 +187,16 @@ def with_checks(graph: fx.Graph) -> fx.Graph:
         add_check(copy, copied[node])
     for node in handing:
         add_checks(copy, copied[node])
-    for node, ledgers in _stretches(calls):
+    for node, ledgers in stretches:
         for path, ledger in ledgers:
             with copy.inserting_after(copied[node]):
                 module = copy.get_attr(path or _MODULE)
             with copy.inserting_after(module):
                 copy.call_function(StateCheck(ledger, node.name), (module,))
+    for node in again:
+        copy.erase_node(copied[node])
+    if again:
+        remove_dead(copy)
     return copy
 
 

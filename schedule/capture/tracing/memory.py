@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from fused.torch_internals.modes import DisableTorchFunction
-from fused.torch_internals.modules import DropoutBase
 from fused.torch_internals.tensors import storage_of
 from schedule.capture.recording.structure import leaves, tensors
-from schedule.capture.tracing.hooks import is_hooked
+from schedule.capture.tracing.layers import PASSING, is_plain
 
 SHARES = "shares"
 """Key of the metadata of calls: whether the result may share memory with an argument, as seen in the trace."""
@@ -20,12 +19,6 @@ _MAY_RETURN_ITS_INPUT = {
     "contiguous", "reshape", "reshape_as", "flatten", "ravel", "dropout", "dropout1d", "dropout2d", "dropout3d",
     "alpha_dropout", "feature_alpha_dropout", "asarray", "as_tensor",
 }  # fmt: skip
-_PLAIN = {
-    f"torch.nn.modules.{name}"
-    for name in ("linear", "sparse", "conv", "normalization", "batchnorm", "instancenorm", "pooling", "activation")
-}
-_PASSING = (nn.Identity, nn.Flatten, nn.Unflatten, DropoutBase)
-_RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 class Memory:
@@ -54,7 +47,7 @@ class Memory:
 
     def called(self, child: nn.Module, value: Any, arguments: Any) -> None:
         """Record the memory of ``value`` returned by ``child`` as new, if a plain layer allocated it."""
-        passing = isinstance(child, _PASSING) or getattr(child, "inplace", False)
+        passing = isinstance(child, PASSING) or getattr(child, "inplace", False)
         if is_plain(child) and (not passing or self.all_new(arguments)):
             with DisableTorchFunction():
                 self._keep(tensors(value))
@@ -71,16 +64,3 @@ class Memory:
     def all_new(self, arguments: Any) -> bool:
         """Check whether this holds for all tensors in ``arguments``."""
         return all(self.is_new(leaf) for _, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor))
-
-
-def is_plain(child: nn.Module) -> bool:
-    """Check whether ``child`` is a layer of torch that only computes, so that it can be called again.
-
-    Its output is new memory unless it passes its input on. A dropout is plain, and draws the same numbers again from
-    the same state.
-    """
-    cls = type(child)
-    known = cls.__module__ in _PLAIN and not isinstance(child, _RANDOM) and not any(True for _ in child.children())
-    counting = bool(getattr(child, "track_running_stats", False))
-    own = is_hooked(child) or "forward" in vars(child) or "_schedule_state" in vars(child)
-    return (known or cls in _PASSING or cls.__module__ == DropoutBase.__module__) and not (own or counting)

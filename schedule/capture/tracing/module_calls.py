@@ -17,7 +17,8 @@ from schedule.capture.tracing import metadata
 from schedule.capture.tracing.attributes import attributes, attributes_as
 from schedule.capture.tracing.effects import KIND
 from schedule.capture.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
-from schedule.capture.tracing.memory import Memory, is_plain
+from schedule.capture.tracing.layers import LAYER, is_layer, is_plain
+from schedule.capture.tracing.memory import Memory
 from schedule.capture.tracing.output_structure import structure
 from schedule.capture.tracing.own_forward import CALL_NAMES
 from schedule.capture.tracing.reading.evaluator import Evaluator
@@ -121,6 +122,7 @@ class ModuleCalls:
             self.tracer.containers.note((args, kwargs), node)
             node.meta["source"] = user_line()
             node.meta["draws"] = isinstance(child, DropoutBase)
+            node.meta[LAYER] = is_layer(child)
             described = self._recorded_output(child, args, kwargs)
             if described is not None:
                 value = self.tracer.recording.materialize(described)

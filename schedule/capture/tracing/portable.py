@@ -8,7 +8,8 @@ from torch import fx
 
 from schedule.capture.tracing.effects import KIND, LENGTH, QUIET, RULE
 from schedule.capture.tracing.handed_containers import CONTAINER, READ
-from schedule.capture.tracing.later_reads import LATER
+from schedule.capture.tracing.later_reads import AGAIN, LATER
+from schedule.capture.tracing.layers import LAYER
 from schedule.capture.tracing.memory import SHARES
 
 _SAVED_META = (
@@ -27,6 +28,8 @@ _SAVED_META = (
     KIND,
     LENGTH,
     LATER,
+    AGAIN,
+    LAYER,
     SHARES,
 )
 

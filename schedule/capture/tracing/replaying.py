@@ -19,7 +19,7 @@ from torch import fx, nn
 
 from fused.torch_internals.modules import DropoutBase
 from schedule.capture.recording.calls import intercepted_calls
-from schedule.capture.tracing.memory import is_plain
+from schedule.capture.tracing.layers import is_plain
 from schedule.capture.tracing.restoring import Restore, restoring
 from schedule.util.errors import ScheduleError
 from schedule.util.generators import State, set_states
@@ -134,7 +134,7 @@ def keep(output: Any, path: str, before: Versions) -> None:
         return
     attempt = _attempts.stack[-1]
     states = attempt.states()
-    if _is_repeatable(attempt.root.get_submodule(path), states):
+    if is_repeatable(attempt.root.get_submodule(path), restored=bool(states)):
         return
     pieces = restoring(attempt.objects)  # whatever it was given: it, or a hook, may know them
     attempt.made.append(Made(path, output, _changed(before), versions(output), states, pieces))
@@ -168,6 +168,6 @@ def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[No
     return intercepted_calls(root, again)
 
 
-def _is_repeatable(module: nn.Module, states: Sequence[State]) -> bool:
-    """Check whether a call of ``module`` only computes, and draws nothing or the same numbers again."""
-    return is_plain(module) and not (isinstance(module, DropoutBase) and module.training and not states)
+def is_repeatable(module: nn.Module, restored: bool) -> bool:
+    """Check whether a call of ``module`` only computes, and draws only if the states of generators are restored."""
+    return is_plain(module) and not (isinstance(module, DropoutBase) and module.training and not restored)

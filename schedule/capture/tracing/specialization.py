@@ -32,7 +32,7 @@ from schedule.capture.tracing.sharing import has_constants, structural_key
 from schedule.capture.tracing.signature import Parameters, Signature, SignatureBuilder, bound_or_refused
 from schedule.capture.tracing.spelling import check_spelling, source_of
 from schedule.capture.tracing.tracer import EnterChild, ModuleTracer
-from schedule.capture.tracing.trials import tried
+from schedule.capture.tracing.trials import directly, tried
 from schedule.util.errors import TraceError
 from schedule.util.generated_code import generated
 from schedule.util.generators import generators_restored
@@ -85,7 +85,8 @@ class Specialization:
     def function(self) -> Callable[..., Any]:
         """The graph as a Python function of ``(module, *inputs)``, compiled on first access."""
         wrapper = closing if self.has_regions else lambda run: run
-        return tried(self.graph, lambda graph: wrapper(compiled(graph, checked=True)))
+        run = tried(self.graph, lambda graph: wrapper(compiled(graph, checked=True)))
+        return directly(self.graph, run, lambda graph: wrapper(compiled(graph)))
 
     def with_graph(self, graph: fx.Graph, inlined: Mapping[str, Inlined] | None = None) -> Specialization:
         """Return the same specialization with another graph, and add the submodules ``inlined`` in it."""

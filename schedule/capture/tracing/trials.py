@@ -7,6 +7,7 @@ statistics of a batch norm, its keys are only once in the cache, and a hook runs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch import fx, nn
 from schedule.capture.tracing.draws import drawn_number
 from schedule.capture.tracing.effects import assigned_attribute, uses_random
 from schedule.capture.tracing.guards import GuardMiss, check
+from schedule.capture.tracing.later_reads import reads_later
+from schedule.capture.tracing.layers import DirectCalls, calls_only_layers, is_layer
 from schedule.capture.tracing.outputs import check_output
-from schedule.capture.tracing.replaying import Attempt, attempting, keeping
+from schedule.capture.tracing.replaying import Attempt, attempting, is_repeatable, keeping
 from schedule.capture.tracing.restoring import changes_given, restoring, restoring_attributes
 from schedule.util.generators import State, all_states, set_states, torch_states
 
@@ -30,11 +33,36 @@ def tried(graph: fx.Graph, compiled: Callable[[fx.Graph], Run]) -> Run:
         graph: the graph.
         compiled: function to compile a graph.
     """
-    nodes = list(graph.nodes)
-    last = max((index for index, node in enumerate(nodes) if node.target in (check, check_output)), default=0)
-    found = nodes[:last]
+    found = _before_checks(graph)
     noticed = any(map(_is_noticed, found))
     return _Trial(graph, found, compiled) if noticed else compiled(graph)
+
+
+def directly(graph: fx.Graph, run: Run, compiled: Callable[[fx.Graph], Run]) -> Run:
+    """Return ``run``, or a function that calls the layers of ``graph`` directly where less has to be checked then.
+
+    Args:
+        graph: the graph.
+        run: function of the module and inputs for any call.
+        compiled: function to compile a graph.
+    """
+    found = _before_checks(graph)
+    repeating = any(node.op == "call_module" for node in found)  # with nothing kept of them
+    if not calls_only_layers(graph) or not (repeating or reads_later(graph)):
+        return run
+    drawing = any(map(_draws, found))
+    is_quiet = partial(is_repeatable, restored=drawing) if repeating else is_layer
+    return DirectCalls(graph, run, lambda graph: tried(graph, compiled), is_quiet)
+
+
+def _before_checks(graph: fx.Graph) -> list[fx.Node]:
+    """Return the nodes up to the last check."""
+    nodes = list(graph.nodes)
+    return nodes[: max((index for index, node in enumerate(nodes) if node.target in (check, check_output)), default=0)]
+
+
+def _draws(node: fx.Node) -> bool:
+    return bool(node.meta.get("draws")) or uses_random(node)
 
 
 def _is_noticed(node: fx.Node) -> bool:
@@ -46,7 +74,7 @@ class _Trial:
 
     def __init__(self, graph: fx.Graph, found: list[fx.Node], compiled: Callable[[fx.Graph], Run]) -> None:
         self.keeping = compiled(keeping(graph, [node for node in found if node.op == "call_module"]))
-        drawing = any(node.meta.get("draws") or uses_random(node) for node in found)
+        drawing = any(map(_draws, found))
         outside = any(node.target is drawn_number for node in found)
         self.states: Callable[[], Sequence[State]] = all_states if outside else torch_states if drawing else tuple
         given = [node for node in graph.nodes if node.op == "placeholder"]

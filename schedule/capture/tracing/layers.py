@@ -1,0 +1,163 @@
+"""Graphs whose submodules are layers of torch, which run no other code, so that state stays as it is behind them.
+
+That may change at any time: by a hook, or by another module in place of a layer. So the layers are looked at before
+each call, and handed to the graph, which need not look for them again::
+
+    graph:     y = self.body.linear(x);                                    return y * 2
+    compiled:  y = self.body.linear(x);  state_after_body_linear(self);    return y * 2
+    directly:  y = body_linear.__call__(x);                                return y * 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fused.torch_internals.modules import DropoutBase
+from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.tracing.effects import runs_other_code
+from schedule.capture.tracing.hooks import is_hooked
+from schedule.capture.tracing.later_reads import with_checks
+from schedule.capture.tracing.own_forward import CALL_NAMES, has_own_forward, methods_called
+from schedule.capture.tracing.reading.resolution import found_in
+from schedule.util.generated_code import generated
+
+Run = Callable[..., Any]
+
+_SHIPPED = {
+    f"torch.nn.modules.{name}"
+    for name in ("linear", "sparse", "conv", "normalization", "batchnorm", "instancenorm", "pooling", "activation")
+}
+LAYER = "layer"
+"""Key of the metadata of calls of submodules: whether the module is such a layer, as seen in the trace."""
+PASSING = (nn.Identity, nn.Flatten, nn.Unflatten, DropoutBase)
+"""Layers that may return their input."""
+_RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+
+
+def is_layer(child: nn.Module) -> bool:
+    """Check whether a call of ``child`` runs only torch's own code: that of a layer without hooks or submodules."""
+    cls: Any = type(child)
+    own, methods = vars(child), _methods(cls)
+    hooked = "forward" in own or "_schedule_state" in own or is_hooked(child)
+    return not hooked and not own["_modules"] and bool(methods) and all(map(_is_intact, methods))
+
+
+def _is_intact(method: tuple[type, str, Any]) -> bool:
+    cls, name, function = method
+    return getattr(cls, name) is function or found_in(cls, name) is function  # in a trace, another stands for it
+
+
+@cache
+def _methods(cls: type) -> tuple[tuple[type, str, Any], ...]:
+    """Return ``(cls, name, function)`` for each method of torch that a call of a layer runs; none if it is no layer."""
+    known = cls.__module__ in _SHIPPED or cls in PASSING or cls.__module__ == DropoutBase.__module__
+    names = (*CALL_NAMES, *methods_called(cls)) if known and has_own_forward(cls) else ()
+    return tuple((cls, name, found_in(cls, name)) for name in names)
+
+
+def is_plain(child: nn.Module) -> bool:
+    """Check whether ``child`` is a layer of torch that only computes, so that it can be called again.
+
+    Its output is new memory unless it passes its input on. A dropout is plain, and draws the same numbers again from
+    the same state.
+    """
+    counting = getattr(child, "track_running_stats", False)
+    return is_layer(child) and not counting and not isinstance(child, _RANDOM)
+
+
+def calls_only_layers(graph: fx.Graph) -> bool:
+    """Check whether calls of layers are all the other code that ``graph`` runs, as far as its trace can tell."""
+    calls = [node for node in graph.nodes if runs_other_code(node)]
+    return bool(calls) and all(node.op == "call_module" and node.meta.get(LAYER) for node in calls)
+
+
+class DirectCalls:
+    """Function of a graph that calls only layers: directly, as long as they run no other code.
+
+    Args:
+        graph: the graph.
+        otherwise: function of the module and inputs for other calls, and under ``torch.compile``.
+        compiled: function to compile a graph.
+        is_quiet: function to check that a call of a module runs no other code, and may be repeated if it has to be.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        otherwise: Run,
+        compiled: Callable[[fx.Graph], Run],
+        is_quiet: Callable[[nn.Module], bool],
+    ) -> None:
+        calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        owners = [_owner(node) for node in graph.nodes if _is_held(node)]
+        paths = list(dict.fromkeys((*calls, *owners)))
+        self._otherwise, self._is_quiet = otherwise, is_quiet
+        self._modules, self._layers = _finder(paths), len({*calls})
+        self._direct = cache(lambda: compiled(_handed(with_checks(graph, of_state=False), paths)))
+
+    def __call__(self, module: nn.Module, *inputs: Any) -> Any:
+        """Run the graph."""
+        modules = () if torch.compiler.is_compiling() else self._modules(module)
+        if modules and all(map(self._is_quiet, modules[: self._layers])):
+            return self._direct()(module, *inputs, *modules)
+        return self._otherwise(module, *inputs)
+
+
+def _is_held(node: fx.Node) -> bool:
+    """Check whether ``node`` reads a parameter or buffer of a submodule."""
+    return node.op == "get_attr" and isinstance(node.meta.get("spec"), TensorSpec) and "." in str(node.target)
+
+
+def _owner(node: fx.Node) -> str:
+    return str(node.target).rpartition(".")[0]
+
+
+def _finder(paths: Sequence[str]) -> Callable[[nn.Module], tuple[nn.Module, ...]]:
+    """Return a function of a module that returns the submodules at ``paths``, or none if one is missing."""
+    names, lines = {"": "self"}, list[str]()
+    for path in paths:
+        parts = path.split(".")
+        for depth, part in enumerate(parts):
+            owner, found = ".".join(parts[:depth]), ".".join(parts[: depth + 1])
+            if found not in names:
+                names[found] = f"module_{len(names)}"
+                lines.append(f"{names[found]} = {names[owner]}._modules[{part!r}]")
+    result = "".join(f"{names[path]}, " for path in paths)
+    body = "".join(f"        {line}\n" for line in (*lines, f"return ({result})"))
+    source = f"def find(self):\n    try:\n{body}    except (KeyError, AttributeError):\n        return ()\n"
+    return generated(source, "find", {}, "schedule layers")
+
+
+def _handed(graph: fx.Graph, paths: Sequence[str]) -> fx.Graph:
+    """Return a copy of ``graph`` in which the modules at ``paths`` are further inputs."""
+    written = fx.Graph()
+    copies = {node: written.node_copy(node) for node in graph.nodes if node.op == "placeholder"}
+    modules = {path: written.placeholder(name) for path, name in _argument_names(graph, paths).items()}
+    for node in graph.nodes:
+        if node in copies:
+            continue
+        copy = copies[node] = written.node_copy(node, copies.__getitem__)
+        if node.op == "call_module":
+            copy.op, copy.target, copy.args = "call_method", "__call__", (modules[str(node.target)], *copy.args)
+        elif _is_held(node):
+            owner, _, name = str(node.target).rpartition(".")
+            copy.op, copy.target, copy.args = "call_function", getattr, (modules[owner], name)
+    return written
+
+
+def _argument_names(graph: fx.Graph, paths: Sequence[str]) -> dict[str, str]:
+    """Return a name for each module, which tracebacks show."""
+    taken = {name for node in graph.nodes for name in (node.name, str(node.target))}
+    names: dict[str, str] = {}
+    for path in paths:
+        name = "module_" + "".join(char if char.isascii() and char.isalnum() else "_" for char in path)
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        names[path] = name
+    return names
