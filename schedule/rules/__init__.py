@@ -21,6 +21,7 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     rms_norm_normalize,
     rotary,
     star_relu,
+    unit_scale,
 )
 from schedule.rules.proof import ProofFailure, prove
 from schedule.rules.registry import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ from schedule.rules.recomputed_input import RECOMPUTED_CONVOLUTIONS, RECOMPUTED_
 from schedule.rules.rms_norm import ADD_LLAMA, GEMMA, LLAMA
 from schedule.rules.rotary import INTERLEAVED, ROTARY
 from schedule.rules.star_relu import STAR_RELU
+from schedule.rules.unit_scale import UNIT_SCALE
 from tests.zoo import batch, build
 
 Change = Callable[[fx.Node], None]
@@ -46,7 +48,8 @@ def mutated(rule: Rule, change: Change) -> Rule:
 
     def build_wrongly(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
         made = rule.build(graph, inputs, scalars)
-        change(made if isinstance(made, fx.Node) else made[0].all_input_nodes[0])
+        first = made if isinstance(made, fx.Node) else made[0]
+        change(first.all_input_nodes[0] if first.target is operator.getitem else first)
         return made
 
     return Rule(
@@ -144,6 +147,7 @@ MUTATIONS: dict[str, tuple[Rule, Change, str]] = {
     "shift for scale": (ADAPTIVE_LAYER_NORM, swapped(1, 2), ""),  # nor adaptive ones
     "value for residual": (GATED_RESIDUAL, swapped(0, 1), ""),
     "bias for scale": (STAR_RELU, swapped(1, 2), ""),
+    "one summand twice, without its scale": (UNIT_SCALE, lambda node: node.update_arg(1, node.args[0]), ""),
     "gate dropped": (GATED_RESIDUAL, lambda node: node.update_arg(2, node.args[1]), ""),
     "up for gate": (SILU, lambda node: node.args[2:] and swapped(0, 1)(node), "llama"),
     "gelu for silu": (SILU, lambda node: node.args[2:] and node.update_arg(2, "gelu"), ""),
