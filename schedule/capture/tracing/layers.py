@@ -42,9 +42,12 @@ _RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 def is_layer(child: nn.Module) -> bool:
     """Check whether a call of ``child`` runs only torch's own code: that of a layer without hooks or submodules."""
     cls: Any = type(child)
-    own, methods = vars(child), _methods(cls)
+    methods = _methods(cls)
+    if not methods:
+        return False
+    own = vars(child)
     hooked = "forward" in own or "_schedule_state" in own or is_hooked(child)
-    return not hooked and not own["_modules"] and bool(methods) and all(map(_is_intact, methods))
+    return not hooked and not own["_modules"] and all(map(_is_intact, methods))
 
 
 def _is_intact(method: tuple[type, str, Any]) -> bool:
@@ -70,6 +73,11 @@ def is_plain(child: nn.Module) -> bool:
     return is_layer(child) and not counting and not isinstance(child, _RANDOM)
 
 
+def writes_own(call: fx.Node) -> bool:
+    """Check whether a layer was traced to change its input in place, which the forward has made itself."""
+    return call.meta.get("writes") is False
+
+
 def calls_only_layers(graph: fx.Graph) -> bool:
     """Check whether calls of layers are all the other code that ``graph`` runs, as far as its trace can tell."""
     calls = [node for node in graph.nodes if runs_other_code(node)]
@@ -83,7 +91,8 @@ class DirectCalls:
         graph: the graph.
         otherwise: function of the module and inputs for other calls, and under ``torch.compile``.
         compiled: function to compile a graph.
-        is_quiet: function to check that a call of a module runs no other code, and may be repeated if it has to be.
+        is_quiet: function to check that a call of a module runs no other code, and can be made again if need be; it
+            is also told whether the module may change its input in place.
     """
 
     def __init__(
@@ -91,19 +100,22 @@ class DirectCalls:
         graph: fx.Graph,
         otherwise: Run,
         compiled: Callable[[fx.Graph], Run],
-        is_quiet: Callable[[nn.Module], bool],
+        is_quiet: Callable[[nn.Module, bool], bool],
     ) -> None:
-        calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        calls: dict[str, bool] = {}
+        for node in graph.nodes:
+            if node.op == "call_module":
+                calls[str(node.target)] = writes_own(node) and calls.get(str(node.target), True)
         owners = [_owner(node) for node in graph.nodes if _is_held(node)]
         paths = list(dict.fromkeys((*calls, *owners)))
         self._otherwise, self._is_quiet = otherwise, is_quiet
-        self._modules, self._layers = _finder(paths), len({*calls})
+        self._modules, self._may_write = _finder(paths), tuple(calls.values())
         self._direct = cache(lambda: compiled(_handed(with_checks(graph, of_state=False), paths)))
 
     def __call__(self, module: nn.Module, *inputs: Any) -> Any:
         """Run the graph."""
         modules = () if torch.compiler.is_compiling() else self._modules(module)
-        if modules and all(map(self._is_quiet, modules[: self._layers])):
+        if modules and all(map(self._is_quiet, modules, self._may_write)):  # the layers come first
             return self._direct()(module, *inputs, *modules)
         return self._otherwise(module, *inputs)
 

@@ -19,7 +19,7 @@ from torch import fx, nn
 
 from fused.torch_internals.modules import DropoutBase
 from schedule.capture.recording.calls import intercepted_calls
-from schedule.capture.tracing.layers import is_plain
+from schedule.capture.tracing.layers import is_plain, writes_own
 from schedule.capture.tracing.restoring import Restore, restoring
 from schedule.util.errors import ScheduleError
 from schedule.util.generators import State, set_states
@@ -124,7 +124,7 @@ def _changed(before: Versions) -> bool:
     return any((each._version, each.requires_grad) != then for each, then in before)
 
 
-def keep(output: Any, path: str, before: Versions) -> None:
+def keep(output: Any, path: str, before: Versions, may_write: bool) -> None:
     """Save the output of a submodule call in the current attempt (graph target).
 
     Nothing is saved under torch.compile, nor of a layer that is called again: its output may be freed before the end,
@@ -134,7 +134,7 @@ def keep(output: Any, path: str, before: Versions) -> None:
         return
     attempt = _attempts.stack[-1]
     states = attempt.states()
-    if is_repeatable(attempt.root.get_submodule(path), restored=bool(states)):
+    if is_repeatable(attempt.root.get_submodule(path), may_write, restored=bool(states)):
         return
     pieces = restoring(attempt.objects)  # whatever it was given: it, or a hook, may know them
     attempt.made.append(Made(path, output, _changed(before), versions(output), states, pieces))
@@ -149,7 +149,7 @@ def keeping(graph: fx.Graph, calls: Iterable[fx.Node]) -> fx.Graph:
         with copy.inserting_before(node):
             before = copy.call_function(versions, tuple(node.all_input_nodes))
         with copy.inserting_after(node):
-            copy.call_function(keep, (node, str(node.target), before))
+            copy.call_function(keep, (node, str(node.target), before, writes_own(call)))
     return copy
 
 
@@ -168,6 +168,13 @@ def replayed(root: nn.Module, made: Iterable[Made]) -> AbstractContextManager[No
     return intercepted_calls(root, again)
 
 
-def is_repeatable(module: nn.Module, restored: bool) -> bool:
-    """Check whether a call of ``module`` only computes, and draws only if the states of generators are restored."""
-    return is_plain(module) and not (isinstance(module, DropoutBase) and module.training and not restored)
+def is_repeatable(module: nn.Module, may_write: bool, restored: bool) -> bool:
+    """Check whether a call of ``module`` can be made again: whether it only computes.
+
+    Args:
+        module: the module.
+        may_write: whether it may change its input in place, since the forward has made that itself.
+        restored: whether the states of generators are restored before, so that the same numbers are drawn.
+    """
+    drawing = isinstance(module, DropoutBase) and module.training and not restored
+    return is_plain(module) and not drawing and (may_write or not getattr(module, "inplace", False))

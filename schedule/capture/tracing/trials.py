@@ -51,7 +51,7 @@ def directly(graph: fx.Graph, run: Run, compiled: Callable[[fx.Graph], Run]) -> 
     if not calls_only_layers(graph) or not (repeating or reads_later(graph)):
         return run
     drawing = any(map(_draws, found))
-    is_quiet = partial(is_repeatable, restored=drawing) if repeating else is_layer
+    is_quiet = partial(is_repeatable, restored=drawing) if repeating else lambda layer, _: is_layer(layer)
     return DirectCalls(graph, run, lambda graph: tried(graph, compiled), is_quiet)
 
 

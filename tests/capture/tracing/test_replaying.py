@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import schedule
 from schedule.report.costs import peak_bytes
+from schedule.util.errors import ScheduleError
 
 LAYERS = 10
 
@@ -40,7 +42,8 @@ def test_results_of_plain_layers_are_freed_before_the_check() -> None:
     torch.manual_seed(0)
     module, x = Branching().eval(), torch.randn(4096, 64)
     twin = copy.deepcopy(module)
-    report = schedule.optimize(schedule.create_schedule(module, (x,)).trace(flatten=True), cost_guard=False)
+    flat = schedule.create_schedule(module, (x,)).trace(flatten=True)
+    report = schedule.optimize(flat, rules="gated_mlp", cost_guard=False)
     assert report.applied
     one = x.numel() * x.element_size()
     assert peak(module, x) <= peak(twin, x) + one // 2 < LAYERS / 2 * one
@@ -49,3 +52,34 @@ def test_results_of_plain_layers_are_freed_before_the_check() -> None:
             layer.bias.fill_(1e6)  # the other branch
         for given in (x, -x):
             torch.testing.assert_close(module(given), twin(given))
+
+
+class Activated(nn.Module):
+    """An activation of the input, something to rewrite, and a branch on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.linear = nn.SiLU(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(x)
+        y = F.silu(self.linear(y)) * self.linear(y)
+        return y + 1 if y.sum() < 1e6 else y - 1
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_layer_set_to_work_in_place_is_not_called_again(hooked: bool) -> None:
+    """Its input is changed by then, so the call cannot start again: that is an error, and never another result."""
+    torch.manual_seed(0)
+    module, x = Activated(), torch.randn(4, 8)
+    twin = copy.deepcopy(module)
+    flat = schedule.create_schedule(module, (x,)).trace(flatten=True)
+    assert schedule.optimize(flat, rules="gated_mlp", cost_guard=False).applied
+    for each in (module, twin):
+        each.act.inplace = True
+        if hooked:
+            each.act.register_forward_hook(lambda *given: None)
+        torch.testing.assert_close(each(x.clone()), twin(x.clone()))
+        each.linear.bias.data.fill_(1e4)  # the other branch
+    with pytest.raises(ScheduleError, match="changed in place"):
+        module(x.clone())
