@@ -41,8 +41,7 @@ _RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 def is_layer(child: nn.Module) -> bool:
     """Check whether a call of ``child`` runs only torch's own code: that of a layer without hooks or submodules."""
-    cls: Any = type(child)
-    methods = _methods(cls)
+    methods = _methods(type(child))
     if not methods:
         return False
     own = vars(child)
@@ -55,12 +54,18 @@ def _is_intact(method: tuple[type, str, Any]) -> bool:
     return getattr(cls, name) is function or found_in(cls, name) is function  # in a trace, another stands for it
 
 
-@cache
+_methods_of: dict[type, tuple[tuple[type, str, Any], ...]] = {}
+
+
 def _methods(cls: type) -> tuple[tuple[type, str, Any], ...]:
     """Return ``(cls, name, function)`` for each method of torch that a call of a layer runs; none if it is no layer."""
-    known = cls.__module__ in _SHIPPED or cls in PASSING or cls.__module__ == DropoutBase.__module__
-    names = (*CALL_NAMES, *methods_called(cls)) if known and has_own_forward(cls) else ()
-    return tuple((cls, name, found_in(cls, name)) for name in names)
+    if cls not in _methods_of:
+        known = cls.__module__ in _SHIPPED or cls in PASSING or cls.__module__ == DropoutBase.__module__
+        if not known or not has_own_forward(cls):  # a method may be replaced only for now
+            return ()
+        names = (*CALL_NAMES, *methods_called(cls))
+        _methods_of[cls] = tuple((cls, name, found_in(cls, name)) for name in names)
+    return _methods_of[cls]
 
 
 def is_plain(child: nn.Module) -> bool:

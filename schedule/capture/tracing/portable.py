@@ -23,6 +23,7 @@ _SAVED_META = (
     "draws",
     "raises",
     "changes",
+    "writes",
     CONTAINER,
     READ,
     KIND,

@@ -213,3 +213,5 @@ def test_a_layer_is_a_module_of_torch_as_shipped(monkeypatch: pytest.MonkeyPatch
     linear = nn.Linear(2, 2)
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: x)
     assert not is_layer(linear)
+    monkeypatch.undo()
+    assert is_layer(linear) and is_layer(nn.Linear(2, 2))

@@ -83,3 +83,18 @@ def test_a_layer_set_to_work_in_place_is_not_called_again(hooked: bool) -> None:
         each.linear.bias.data.fill_(1e4)  # the other branch
     with pytest.raises(ScheduleError, match="changed in place"):
         module(x.clone())
+
+
+def test_a_layer_traced_in_place_is_called_again_on_what_the_forward_makes_again() -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(8, 8), Activated()), torch.randn(4, 8)
+    module[1].act.inplace = True
+    twin = copy.deepcopy(module)
+    flat = schedule.create_schedule(module, (x,)).trace(flatten=True)
+    assert schedule.optimize(flat, rules="gated_mlp", cost_guard=False).applied
+    candidates = (twin, module, copy.deepcopy(module))
+    for each in candidates:
+        each[1].linear.bias.data.fill_(1e4)  # the other branch
+    expected, *results = [each(x) for each in candidates]
+    for result in results:
+        torch.testing.assert_close(result, expected)
