@@ -1,4 +1,4 @@
-"""Residual sums that are multiplied or divided by one, without the pass over memory that this takes.
+"""Residual sums multiplied or divided by one, without this pass over memory.
 
 ::
 

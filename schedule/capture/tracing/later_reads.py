@@ -165,7 +165,7 @@ def can_follow(graph: fx.Graph) -> bool:
 
 
 def with_checks(graph: fx.Graph, of_state: bool = True) -> fx.Graph:
-    """Return ``graph``, or a copy of it with the checks of what other code returns or may have changed.
+    """Return ``graph``, or a copy with checks of the results of other code and of state it may have changed.
 
     Args:
         graph: the graph.

@@ -1,4 +1,4 @@
-"""Graphs whose submodules are layers of torch, which run no other code, so that state stays as it is behind them.
+"""Direct calls of layers of torch: they run no other code, so state is not checked behind them.
 
 That may change at any time: by a hook, or by another module in place of a layer. So the layers are looked at before
 each call, and handed to the graph, which need not look for them again::
@@ -40,7 +40,7 @@ _RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 def is_layer(child: nn.Module) -> bool:
-    """Check whether a call of ``child`` runs only torch's own code: that of a layer without hooks or submodules."""
+    """Check whether ``child`` is a layer of torch without hooks and submodules: a call runs only torch's own code."""
     methods = _methods(type(child))
     if not methods:
         return False
@@ -58,7 +58,7 @@ _methods_of: dict[type, tuple[tuple[type, str, Any], ...]] = {}
 
 
 def _methods(cls: type) -> tuple[tuple[type, str, Any], ...]:
-    """Return ``(cls, name, function)`` for each method of torch that a call of a layer runs; none if it is no layer."""
+    """Return ``(cls, name, function)`` for each method of torch run by a call of a layer, or none for another class."""
     if cls not in _methods_of:
         known = cls.__module__ in _SHIPPED or cls in PASSING or cls.__module__ == DropoutBase.__module__
         if not known or not has_own_forward(cls):  # a method may be replaced only for now
@@ -69,7 +69,7 @@ def _methods(cls: type) -> tuple[tuple[type, str, Any], ...]:
 
 
 def is_plain(child: nn.Module) -> bool:
-    """Check whether ``child`` is a layer of torch that only computes, so that it can be called again.
+    """Check whether ``child`` is a layer of torch without effects, so it can be called again.
 
     Its output is new memory unless it passes its input on. A dropout is plain, and draws the same numbers again from
     the same state.
@@ -79,18 +79,18 @@ def is_plain(child: nn.Module) -> bool:
 
 
 def writes_own(call: fx.Node) -> bool:
-    """Check whether a layer was traced to change its input in place, which the forward has made itself."""
+    """Check whether a layer was traced to change its input in place, made by the forward itself."""
     return call.meta.get("writes") is False
 
 
 def calls_only_layers(graph: fx.Graph) -> bool:
-    """Check whether calls of layers are all the other code that ``graph`` runs, as far as its trace can tell."""
+    """Check whether ``graph`` runs no other code than calls of layers, as seen in its trace."""
     calls = [node for node in graph.nodes if runs_other_code(node)]
     return bool(calls) and all(node.op == "call_module" and node.meta.get(LAYER) for node in calls)
 
 
 class DirectCalls:
-    """Function of a graph that calls only layers: directly, as long as they run no other code.
+    """Function of a graph with direct calls of its layers, as long as they run no other code.
 
     Args:
         graph: the graph.
@@ -135,7 +135,7 @@ def _owner(node: fx.Node) -> str:
 
 
 def _finder(paths: Sequence[str]) -> Callable[[nn.Module], tuple[nn.Module, ...]]:
-    """Return a function of a module that returns the submodules at ``paths``, or none if one is missing."""
+    """Return a function of a module for its submodules at ``paths``, or none if one is missing."""
     names, lines = {"": "self"}, list[str]()
     for path in paths:
         parts = path.split(".")
@@ -151,7 +151,7 @@ def _finder(paths: Sequence[str]) -> Callable[[nn.Module], tuple[nn.Module, ...]
 
 
 def _handed(graph: fx.Graph, paths: Sequence[str]) -> fx.Graph:
-    """Return a copy of ``graph`` in which the modules at ``paths`` are further inputs."""
+    """Return a copy of ``graph`` with the modules at ``paths`` as further inputs."""
     written = fx.Graph()
     copies = {node: written.node_copy(node) for node in graph.nodes if node.op == "placeholder"}
     modules = {path: written.placeholder(name) for path, name in _argument_names(graph, paths).items()}
@@ -168,7 +168,7 @@ def _handed(graph: fx.Graph, paths: Sequence[str]) -> fx.Graph:
 
 
 def _argument_names(graph: fx.Graph, paths: Sequence[str]) -> dict[str, str]:
-    """Return a name for each module, which tracebacks show."""
+    """Return a name for each module, for tracebacks."""
     taken = {name for node in graph.nodes for name in (node.name, str(node.target))}
     names: dict[str, str] = {}
     for path in paths:

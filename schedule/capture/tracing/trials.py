@@ -39,7 +39,7 @@ def tried(graph: fx.Graph, compiled: Callable[[fx.Graph], Run]) -> Run:
 
 
 def directly(graph: fx.Graph, run: Run, compiled: Callable[[fx.Graph], Run]) -> Run:
-    """Return ``run``, or a function that calls the layers of ``graph`` directly where less has to be checked then.
+    """Return ``run``, or a function with direct calls of the layers of ``graph`` if this saves checks.
 
     Args:
         graph: the graph.
