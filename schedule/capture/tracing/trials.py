@@ -17,13 +17,11 @@ from schedule.capture.tracing.draws import drawn_number
 from schedule.capture.tracing.effects import assigned_attribute, uses_random
 from schedule.capture.tracing.guards import GuardMiss, check
 from schedule.capture.tracing.later_reads import reads_later
-from schedule.capture.tracing.layers import DirectCalls, calls_only_layers, is_layer
+from schedule.capture.tracing.layers import DirectCalls, Run, calls_only_layers, is_layer
 from schedule.capture.tracing.outputs import check_output
 from schedule.capture.tracing.replaying import Attempt, attempting, is_repeatable, keeping
 from schedule.capture.tracing.restoring import changes_given, restoring, restoring_attributes
 from schedule.util.generators import State, all_states, set_states, torch_states
-
-Run = Callable[..., Any]
 
 
 def tried(graph: fx.Graph, compiled: Callable[[fx.Graph], Run]) -> Run:
