@@ -1,9 +1,10 @@
-"""Triton's interpreter, stricter: it rounds like a GPU, and a kernel must stay inside its tensors.
+"""Triton's interpreter, stricter and faster: it rounds and reduces like a GPU, and a kernel stays inside its tensors.
 
 By itself it cuts the digits off in rounding float32 to bfloat16; here they are rounded to the nearest, ties to even.
 And it reads any address of the process; here a load or store must be of a storage of the launch, and an unmasked lane
-outside of all of them, which on a GPU is an illegal access or silently another tensor, is an error. It is switched on
-in `tests/conftest.py`, on machines without CUDA.
+outside of all of them, which on a GPU is an illegal access or silently another tensor, is an error. And it reduces with
+a function of a kernel number by number, in Python; here, as on a GPU, one half of a block is combined with the other
+until one element is left. It is switched on in `tests/conftest.py`, on machines without CUDA.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from triton.runtime import interpreter
 INTERPRETED: bool = knobs.runtime.interpret
 
 if INTERPRETED:
+    _reduce_otherwise = interpreter.ReduceOps.generic_reduce
     _cast_otherwise = interpreter.InterpreterBuilder.cast_impl
     _arguments_otherwise = interpreter.GridExecutor._init_args_hst
     _load_otherwise = interpreter.InterpreterBuilder.create_masked_load
@@ -50,6 +52,19 @@ if INTERPRETED:
         if outside.any():
             raise IndexError(f"{int(outside.sum())} of {outside.size} lanes are outside of the tensors of the kernel")
 
+    def _reduce(self: Any, blocks: Any) -> Any:
+        if self.axis is None:
+            return _reduce_otherwise(self, blocks)
+        parts, dtypes = [block.handle.data for block in blocks], [block.dtype for block in blocks]
+        while parts[0].shape[self.axis] > 1:  # a power of two, as all sizes of blocks
+            halves = zip(*(numpy.split(part, 2, self.axis) for part in parts), strict=True)
+            low, high = (map(self.to_tensor, half, dtypes) for half in halves)
+            combined = self.combine_fn.fn(*low, *high)
+            parts = [one.handle.data for one in (combined if isinstance(combined, tuple) else (combined,))]
+        if not self.keep_dims:
+            parts = [part.squeeze(self.axis) for part in parts]
+        return list(map(self.to_tensor, parts, dtypes))
+
     def _load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         _check(pointers, mask)
         return _load_otherwise(self, pointers, mask, *rest)
@@ -58,6 +73,7 @@ if INTERPRETED:
         _check(pointers, mask)
         return _store_otherwise(self, pointers, value, mask, *rest)
 
+    interpreter.ReduceOps.generic_reduce = _reduce
     interpreter.InterpreterBuilder.cast_impl = _cast
     interpreter.GridExecutor._init_args_hst = _arguments
     interpreter.InterpreterBuilder.create_masked_load = _load
