@@ -39,7 +39,9 @@ install: $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/python -m benchmarks.demo
 
+# Tests start many processes: they find our sources compiled, even where the environment keeps Python from writing that.
 test: lint
+	$(BIN)/python -W ignore::SyntaxWarning -m compileall -q fused fxschedule schedule tests
 	$(PYTEST) -m "not slow" -n $(JOBS) --dist worksteal --durations=60
 
 lint: $(INSTALLED)

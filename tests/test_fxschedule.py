@@ -52,6 +52,8 @@ def installed(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "schedule").mkdir()
     for path in (ROOT / "schedule").iterdir():
+        if path.name == "__pycache__":
+            continue  # of the checkout
         (tmp_path / "schedule" / path.name).symlink_to(path)
     return tmp_path
 
