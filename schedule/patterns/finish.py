@@ -15,7 +15,7 @@ from schedule.patterns.graph_match import GraphMatch
 from schedule.patterns.nodes import MISSING, CallNode, ChoiceNode
 from schedule.patterns.regions import RETURNED, absorb, detour, escape
 from schedule.patterns.unify import Unifier
-from schedule.patterns.values import OpNode, operands
+from schedule.patterns.values import NormalGraph, OpNode, operands
 
 Reason = tuple[OpNode, Callable[[], str], Callable[[], str]]
 
@@ -29,13 +29,14 @@ class Complete:
     binding: dict[OpNode, Any]
     picks: dict[ChoiceNode, int]
 
-    def graph_match(self, graph: fx.Graph, pattern: Pattern) -> GraphMatch:
+    def graph_match(self, graph: fx.Graph, normal: NormalGraph, pattern: Pattern) -> GraphMatch:
         """Convert to the public form."""
         values = {node: plain(value) for node, value in self.binding.items()}
         picks = self.picks
         return GraphMatch(
             pattern=pattern,
             graph=graph,
+            normal=normal,
             nodes=tuple(sorted(self.nodes)),
             inputs={n.name: values.get(n, None if n.default is MISSING else n.default) for n in pattern.input_nodes},
             scalars={n.name: values.get(n) for n in pattern.scalar_nodes},

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from torch import fx
 
 from schedule.patterns.compiling import Pattern
-from schedule.patterns.values import OpNode
+from schedule.patterns.values import NormalGraph, OpNode
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +20,7 @@ class GraphMatch:
     Attributes:
         pattern: the pattern.
         graph: the graph it was found in.
+        normal: its normalized form.
         nodes: the fx nodes it consumes, in graph order.
         inputs: name → fx node, :class:`Attr` (a parameter no node reads yet) or constant; an input that the
             chosen alternatives do not reach has its default, else None.
@@ -34,6 +35,7 @@ class GraphMatch:
 
     pattern: Pattern
     graph: fx.Graph
+    normal: NormalGraph = field(repr=False)
     nodes: tuple[fx.Node, ...]
     inputs: dict[str, Any]
     scalars: dict[str, Any]

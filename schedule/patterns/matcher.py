@@ -55,7 +55,7 @@ class _Search:
         anchor, candidates = self.anchor()
         attempts = [self.attempt(anchor, candidate) for candidate in candidates]
         chosen = disjoint([complete for complete in attempts if complete is not None])
-        graph_matches = [complete.graph_match(self.graph, self.pattern) for complete in chosen]
+        graph_matches = [complete.graph_match(self.graph, self.normal, self.pattern) for complete in chosen]
         return SearchResult(graph_matches, self.unifier.visited, lambda: self.explain(graph_matches))
 
     def anchor(self) -> tuple[OpNode, list[OpNode]]:

@@ -26,6 +26,7 @@ from schedule.patterns import GraphMatch, any_of, scalar
 from schedule.rules import norms
 from schedule.rules.casts import Dtypes, Value, cast, with_dtype
 from schedule.rules.norms import row, wide
+from schedule.rules.recomputation_cost import costly_again
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Build, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
@@ -96,6 +97,11 @@ def _scaled_check(graph_match: GraphMatch) -> str:
 def _profitability(graph_match: GraphMatch) -> str:
     single = "shape" in graph_match.pattern.scalars
     return small("layer_norm, sum" if single else "layer_norm", spec_of(graph_match.inputs["x"]))
+
+
+def _profitability_of_call(graph_match: GraphMatch) -> str:
+    normal = graph_match.normal
+    return costly_again(normal.of[graph_match.outputs[0]], normal)
 
 
 # -- the rules ----------------------------------------------------------------------------------------------
@@ -214,6 +220,7 @@ CALLED_LAYER_NORM = register_rule(
         ),
         summary="fused.layer_norm(x, weight, bias, eps), which can be computed again",
         extra_check=norms.extra_check,
+        profitability=_profitability_of_call,
         rank=-1,  # after the norm with the sum before it
         sets=("memory",),
     )

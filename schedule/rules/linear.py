@@ -137,7 +137,7 @@ def _rule(name: str, patterns: tuple[Any, ...], proof: Proof, summary: str) -> R
             summary=summary,
             about=_is_about,
             profitability=_profitability,
-            rank=-1,  # other rules may take the bias, or all of it
+            rank=-2,  # other rules may take the bias, or all of it, as the one that computes x again
             sets=("default",),
             no_gain_here=onednn.why_not,
         )

@@ -10,6 +10,7 @@ A layer saves its input for the gradient of its weight. Where that is the result
 activation, the op computes it again in the backward pass from what it has saved anyway. Rules are matched in the
 original graph of one module, and the input may come from another module. So every layer is rewritten unless its input
 is known to be something else, such as the result of another layer; :func:`fused.recomputed_input` decides in each call.
+Layers with few features are left alone: the computation takes too long for them (``recomputation_cost``).
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from torch import Tensor, fx
 
 from fused.attention import attention
 from schedule.patterns import GraphMatch
-from schedule.patterns.ops import OpDef, find_form, register_form
+from schedule.patterns.ops import register_form
+from schedule.patterns.values import OpNode, operands
 from schedule.rules import linear, recomputed_layers
 from schedule.rules.casts import Value, floating
 from schedule.rules.folding import convolved
+from schedule.rules.recomputation_cost import costly_again, source_of
 from schedule.rules.recomputed_layers import CONVOLUTIONS
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Build, Filter, Form, Proof, Rule, every_match
@@ -47,21 +50,22 @@ _NOT_FUSED = frozenset(
 """Operations with results, or sums of results, that no fused op computes, apart from attention."""
 
 
+def _input(graph_match: GraphMatch) -> Any:
+    x = graph_match.inputs["x"]
+    return graph_match.normal.of[x] if isinstance(x, fx.Node) else x
+
+
 def _may_be_fused(value: Any) -> bool:
     """Check whether a value, or the one that it is a view of, may be the result of a fused op."""
-    while isinstance(value, fx.Node) and value.op != "get_attr":
-        definition = _definition(value)
-        if definition is None or not definition.view:
-            parts = value.all_input_nodes if definition is not None and definition.name == "add" else []
-            known = (each.name for each in map(_definition, (value, *parts)) if each is not None)
-            return value.target is not attention and _NOT_FUSED.isdisjoint(known)
-        value = value.args[0]
-    return False
+    source = source_of(value)
+    if not isinstance(source, OpNode) or source.op == "get_attr" or source.target is attention:
+        return False
+    parts = operands(tuple(source.args.values())) if source.op == "add" else ()
+    return _NOT_FUSED.isdisjoint(each.op for each in (source, *parts))
 
 
-def _definition(node: fx.Node) -> OpDef | None:
-    form = find_form(node.op, node.target) if node.op in ("call_function", "call_method") else None
-    return None if form is None else form.definition
+def _profitability(graph_match: GraphMatch) -> str:
+    return costly_again(_input(graph_match), graph_match.normal)
 
 
 def _about(is_layer: Filter) -> Filter:
@@ -70,7 +74,7 @@ def _about(is_layer: Filter) -> Filter:
     def about(graph_match: GraphMatch) -> bool:
         if any(node.target in rewritten for node in graph_match.nodes) or not is_layer(graph_match):
             return False
-        return _may_be_fused(graph_match.inputs["x"])
+        return _may_be_fused(_input(graph_match))
 
     return about
 
@@ -88,6 +92,7 @@ def _rule(name: str, patterns: tuple[Any, ...], build: Build, proof: Proof, is_l
             proof=proof,
             summary="the same layer, saving x only if no fused op can compute it again",
             about=_about(is_layer),
+            profitability=_profitability,
             rank=-1,  # other rules may take the bias, or all of it
             sets=("memory",),
         )

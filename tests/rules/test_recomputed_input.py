@@ -15,6 +15,7 @@ from schedule.rules import list_rules
 from tests.zoo import batch, build
 
 OURS = [rule.name for rule in list_rules("recomputed_input")]
+BY_ONEDNN = [rule.name for rule in list_rules("linear")]
 
 
 def saved(model: nn.Module, inputs: object) -> int:
@@ -89,6 +90,72 @@ def test_layers_train_as_before_and_save_less(
         sch.undo()
     twin.load_state_dict(model.state_dict())
     assert torch.equal(model.eval()(x), twin.eval()(x))
+
+
+def test_layers_by_another_library_save_as_little() -> None:
+    applied = schedule.optimize(Perceptron(), torch.randn(4, 6, 16), rules=["memory", *BY_ONEDNN], cost_guard=False)
+    assert {rule: applied.applied.get(rule, 0) for rule in (*OURS, *BY_ONEDNN)} == {
+        **dict.fromkeys((*OURS, *BY_ONEDNN), 0),
+        **{rule: number for rule, number in MULTIPLIED.items() if rule in OURS},
+    }
+
+
+class Projections(nn.Module):
+    """Layers of several widths behind norms, one of them read by two layers, through views."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.norm, self.layers = nn.LayerNorm(64), nn.ModuleList(nn.Linear(64, width, bias=False) for width in widths)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        normed = self.norm(x).view(-1, 64)
+        return tuple(layer(normed.unsqueeze(0)) for layer in self.layers)
+
+
+@pytest.mark.parametrize(("widths", "number"), [((64,), 0), ((64, 64), 0), ((896,), 1), ((448, 448), 2)])
+def test_only_layers_with_many_features_have_their_input_computed_again(widths: tuple[int, ...], number: int) -> None:
+    x = torch.randn(4, 1024, 64)
+    report = schedule.optimize(Projections(*widths), x, rules="memory")
+    assert report.applied == ({"called_layer_norm": 1, "recomputed_linear": number} if number else {})
+    declined = [entry for entry in report.entries if entry.status == "declined"]
+    assert bool(declined) is not bool(number)
+    assert all("computing 262,144 elements again takes about" in entry.reason for entry in declined)
+    assert schedule.optimize(Projections(*widths), x, rules="memory", cost_guard=False).applied == {
+        "called_layer_norm": 1,
+        "recomputed_linear": len(widths),
+    }
+
+
+def test_a_small_input_is_not_computed_again() -> None:
+    assert not schedule.optimize(Projections(4096), torch.randn(2, 64), rules="memory").applied
+
+
+def test_the_windows_of_a_convolution_count() -> None:
+    class Block(nn.Module):
+        def __init__(self, kernel: int) -> None:
+            super().__init__()
+            self.norm, self.conv = nn.BatchNorm2d(16), nn.Conv2d(16, 96, kernel, padding=kernel // 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(F.relu(self.norm(x)))
+
+    rules = ["batch_norm_relu", "recomputed_conv2d"]
+    found = {
+        kernel: schedule.optimize(Block(kernel), torch.randn(2, 16, 128, 128), rules=rules).applied for kernel in (1, 3)
+    }
+    assert "recomputed_conv2d" not in found[1] and found[3]["recomputed_conv2d"] == 1
+
+
+def test_a_norm_that_others_read_is_rewritten_for_them() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x.tanh())
+
+    assert schedule.optimize(Last(), torch.randn(4, 64), rules="memory").applied == {"called_layer_norm": 1}
 
 
 @pytest.mark.slow
