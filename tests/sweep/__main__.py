@@ -50,7 +50,8 @@ def main() -> int:
         found = {name: plan for name, plan in found.items() if plan.get("text")}
     page, total = (coverage.PLANS, len(found)) if options.plans else (coverage.COVERAGE, len(every))
     page = coverage.BEYOND if options.beyond else page
-    print(page.write(found, total, ROOT / "docs" / f"{folder.name}.md", folder.with_suffix(".json")))
+    older = sum(result.get("of") != fingerprint(name) for name, result in found.items())
+    print(page.write(found, total, older, ROOT / "docs" / f"{folder.name}.md", folder.with_suffix(".json")))
     if wrong:
         print(f"WRONG: {', '.join(wrong)}", file=sys.stderr)
     return int(bool(wrong))

@@ -87,13 +87,16 @@ class Page:
     summary: Callable[[Results], str]
     packages: tuple[str, ...] = ("transformers", "torch")
 
-    def write(self, results: Results, total: int, page: Path, data: Path) -> str:
+    def write(self, results: Results, total: int, older: int, page: Path, data: Path) -> str:
         """Write the page and the same as JSON; returns the summary line.
 
         Args:
             total: how many architectures there are, with a result or without.
+            older: how many results are not of the code as it is.
         """
-        line = self.summary(results) + (f" {total - len(results)} have no result yet." if total > len(results) else "")
+        line = self.summary(results)
+        line += f" {total - len(results)} have no result yet." if total > len(results) else ""
+        line += f" {older} of the results are of earlier code." if older else ""
         versions = {name: importlib.metadata.version(name) for name in self.packages}
         head = self.head.format(summary=line, reasons=_counted(results), **versions)
         page.write_text(head + "".join(self.row(results[name]) for name in sorted(results)))

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -109,9 +110,15 @@ def fingerprint(name: str) -> str:
     """Of all that a result depends on: the architecture's own files, and ours."""
     from tests.sweep.models import sources
 
-    digest = hashlib.sha256()
-    folders = (Path(package.__file__ or "").parent for package in (schedule, fused))
-    ours = [path for folder in (*folders, Path(__file__).parent) for path in sorted(folder.rglob("*.py"))]
-    for path in (*ours, *map(Path, sources(name))):
+    digest = hashlib.sha256(_ours())
+    for path in map(Path, sources(name)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+@cache
+def _ours() -> bytes:
+    """All of our code that a result depends on."""
+    folders = (Path(package.__file__ or "").parent for package in (schedule, fused))
+    paths = (path for folder in (*folders, Path(__file__).parent) for path in sorted(folder.rglob("*.py")))
+    return b"".join(path.read_bytes() for path in paths)
