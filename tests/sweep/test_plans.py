@@ -121,7 +121,7 @@ def test_an_architecture_and_its_row(tmp_path: Path) -> None:
     found = check_plan("llama", lambda outcome: saved.append(outcome.name))
     assert found.covered and found.share == 1.0 and saved
     plans = {"llama": vars(found)}
-    line = PLANS.write(plans, 1, tmp_path / "page.md", tmp_path / "data.json")
+    line = PLANS.write(plans, 1, 0, tmp_path / "page.md", tmp_path / "data.json")
     assert line == plan_summary(plans)
     assert line.startswith("1 text architectures, 1 covered by a tensor-parallel plan (100.0 %); 0 of them mixtures")
     (row,) = (line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| llama"))

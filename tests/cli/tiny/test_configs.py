@@ -92,8 +92,8 @@ def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
     )
     none = vars(Result("x", reasons={"not shrunk": "/usr/lib/site-packages/torch/a.py: no"}))
     results = {result["name"]: result for result in (none, bad, fine)}
-    line = COVERAGE.write(results, 4, tmp_path / "page.md", tmp_path / "data.json")
-    assert line == f"{summary(results)} 1 have no result yet."
+    line = COVERAGE.write(results, 4, 2, tmp_path / "page.md", tmp_path / "data.json")
+    assert line == f"{summary(results)} 1 have no result yet. 2 of the results are of earlier code."
     assert line.startswith(
         "3 config classes, 2 built: 1 traced whole (50.0 %), 1 of them right at other shapes (50.0 %) and 1 at every "
         "shape that was tried, in both modes (50.0 %), 0 of these with further graphs for other numbers of rows or "
