@@ -100,6 +100,14 @@ class OpNode:
         return self.definition is not None and self.definition.view
 
     @property
+    def source(self) -> OpNode:
+        """The value that it is a view of, or itself."""
+        node = self
+        while node.is_view:
+            node = next(operands(node.args))
+        return node
+
+    @property
     def commutes(self) -> bool:
         """Whether the first two arguments may be swapped (an ``alpha`` other than 1 forbids it)."""
         definition = self.definition

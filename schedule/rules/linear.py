@@ -137,7 +137,7 @@ def _rule(name: str, patterns: tuple[Any, ...], proof: Proof, summary: str) -> R
             summary=summary,
             about=_is_about,
             profitability=_profitability,
-            rank=-2,  # other rules may take the bias, or all of it, as the one that computes x again
+            rank=-2,  # after all rules that may take the bias or the product, also those that compute x again
             sets=("default",),
             no_gain_here=onednn.why_not,
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns.values import NormalGraph, OpNode
@@ -25,27 +24,28 @@ HIGHEST_SHARE = 0.05
 """Highest profitable time, relative to the three products of each layer, of the forward and of the backward pass."""
 
 _LAYERS = {
-    **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d"), ("input", "weight")),
-    "matmul": ("input", "other"),
-    "addmm": ("mat1", "mat2"),
+    **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d"), ("input", "weight", 0)),
+    "matmul": ("input", "other", 1),
+    "addmm": ("mat1", "mat2", 1),
 }
-"""Layers that save their input: the arguments for the input and for the weight."""
+"""Layers that can have their input computed again: the arguments for it and the weight, and the weight's dimension of
+the features that they compute."""
 
 
-def costly_again(value: Any, normal: NormalGraph) -> str:
+def costly_again(value: OpNode | None, normal: NormalGraph) -> str:
     """Return the reason if a value should be saved for the layers that read it, not computed again, else "".
 
     All layers in the graph that read it, or views of it, count together, as it is computed once for all of them.
 
     Args:
-        value: the operation that computes it, or of a view of it.
+        value: the operation that computes it, or a view of it; None for a parameter.
         normal: the graph.
     """
-    value = source_of(value)
-    if not isinstance(value, OpNode) or not isinstance(value.spec, TensorSpec) or value.spec.device.type != "cpu":
+    source = None if value is None else value.source
+    if source is None or not isinstance(source.spec, TensorSpec) or source.spec.device.type != "cpu":
         return ""
-    products = 3 * sum(_multiplications(layer, read) for layer, read in _readers(value, normal))
-    size = math.prod(value.spec.shape)
+    products = 3 * sum(_multiplications(layer, read) for layer, read in _readers(source, normal))
+    size = math.prod(source.spec.shape)
     if not products or CALL + ELEMENT * size <= HIGHEST_SHARE * products:
         return ""
     return (
@@ -55,27 +55,22 @@ def costly_again(value: Any, normal: NormalGraph) -> str:
     )
 
 
-def source_of(value: Any) -> Any:
-    """Return what a value is a view of, or the value."""
-    while isinstance(value, OpNode) and value.is_view:
-        value = next(iter(value.args.values()))
-    return value
-
-
 def _readers(value: OpNode, normal: NormalGraph) -> Iterator[tuple[OpNode, OpNode]]:
     """Yield the operations that read a value or a view of it, each with what it reads."""
     for user in normal.users_of(value):
-        if user.is_view and source_of(user) is source_of(value):
+        if user.source is value.source:
             yield from _readers(user, normal)
         else:
             yield user, value
 
 
-def _multiplications(layer: OpNode, value: OpNode) -> int:
-    """Return the multiplications of a layer that reads a value, or 0 if it is none."""
-    input, weight = (layer.args.get(name) for name in _LAYERS.get(layer.op, ("", "")))
-    result, factors = layer.spec, weight.spec if isinstance(weight, OpNode) else None
-    if input is not value or not isinstance(result, TensorSpec) or not isinstance(factors, TensorSpec):
+def _multiplications(operation: OpNode, value: OpNode) -> int:
+    """Return the multiplications of a layer that reads a value, or 0 if the operation is none."""
+    input, weight, dim = _LAYERS.get(operation.op, ("", "", 0))
+    factors = operation.args.get(weight)
+    result, spec = operation.spec, factors.spec if isinstance(factors, OpNode) else None
+    if operation.args.get(input) is not value or not isinstance(result, TensorSpec) or not isinstance(spec, TensorSpec):
         return 0
-    features = result.shape[-1] if factors.ndim == 2 else factors.shape[0]
-    return math.prod(result.shape) * math.prod(factors.shape) // max(features, 1)
+    if spec.ndim < 2 or (dim == 1 and spec.ndim > 2):
+        return 0  # a product with a vector, or of two batches of matrices
+    return math.prod(result.shape) * math.prod(spec.shape) // max(spec.shape[dim], 1)

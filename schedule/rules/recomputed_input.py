@@ -29,7 +29,7 @@ from schedule.patterns.values import OpNode, operands
 from schedule.rules import linear, recomputed_layers
 from schedule.rules.casts import Value, floating
 from schedule.rules.folding import convolved
-from schedule.rules.recomputation_cost import costly_again, source_of
+from schedule.rules.recomputation_cost import costly_again
 from schedule.rules.recomputed_layers import CONVOLUTIONS
 from schedule.rules.registry import register_rule
 from schedule.rules.rule import Build, Filter, Form, Proof, Rule, every_match
@@ -50,17 +50,17 @@ _NOT_FUSED = frozenset(
 """Operations with results, or sums of results, that no fused op computes, apart from attention."""
 
 
-def _input(graph_match: GraphMatch) -> Any:
-    x = graph_match.inputs["x"]
-    return graph_match.normal.of[x] if isinstance(x, fx.Node) else x
+def _input(graph_match: GraphMatch) -> OpNode | None:
+    """Return the input of the layer, or None for a parameter."""
+    return graph_match.normal.of.get(graph_match.inputs["x"])
 
 
-def _may_be_fused(value: Any) -> bool:
+def _may_be_fused(value: OpNode | None) -> bool:
     """Check whether a value, or the one that it is a view of, may be the result of a fused op."""
-    source = source_of(value)
-    if not isinstance(source, OpNode) or source.op == "get_attr" or source.target is attention:
+    source = None if value is None else value.source
+    if source is None or source.op == "get_attr" or source.target is attention:
         return False
-    parts = operands(tuple(source.args.values())) if source.op == "add" else ()
+    parts = operands(source.args) if source.op == "add" else ()
     return _NOT_FUSED.isdisjoint(each.op for each in (source, *parts))
 
 

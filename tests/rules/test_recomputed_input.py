@@ -93,11 +93,12 @@ def test_layers_train_as_before_and_save_less(
 
 
 def test_layers_by_another_library_save_as_little() -> None:
-    applied = schedule.optimize(Perceptron(), torch.randn(4, 6, 16), rules=["memory", *BY_ONEDNN], cost_guard=False)
-    assert {rule: applied.applied.get(rule, 0) for rule in (*OURS, *BY_ONEDNN)} == {
-        **dict.fromkeys((*OURS, *BY_ONEDNN), 0),
-        **{rule: number for rule, number in MULTIPLIED.items() if rule in OURS},
-    }
+    model, other, x = Perceptron(), Perceptron(), torch.randn(4, 6, 16)
+    schedule.optimize(other, x, rules="memory", cost_guard=False)
+    applied = schedule.optimize(model, x, rules=["memory", *BY_ONEDNN], cost_guard=False).applied
+    layers = {rule: number for rule, number in applied.items() if rule in (*OURS, *BY_ONEDNN)}
+    assert layers == {rule: number for rule, number in MULTIPLIED.items() if rule in OURS}
+    assert saved(model, x) == saved(other, x)
 
 
 class Projections(nn.Module):
@@ -128,6 +129,19 @@ def test_only_layers_with_many_features_have_their_input_computed_again(widths: 
 
 def test_a_small_input_is_not_computed_again() -> None:
     assert not schedule.optimize(Projections(4096), torch.randn(2, 64), rules="memory").applied
+
+
+def test_a_product_of_two_results_is_no_layer() -> None:
+    class Compared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer = nn.LayerNorm(64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            normed = self.norm(x)
+            return self.layer(normed), normed @ normed.transpose(1, 2)
+
+    assert not schedule.optimize(Compared(), torch.randn(4, 1024, 64), rules="memory").applied
 
 
 def test_the_windows_of_a_convolution_count() -> None:

@@ -208,7 +208,7 @@ class _Comparison:
             return any([self.changed(node, *pair) for pair in zip(one, other, strict=True)])
         if isinstance(one, OpNode) and isinstance(other, OpNode):
             if not self.views:
-                one, other = _viewed(one), _viewed(other)
+                one, other = one.source, other.source
             if self.twin.get(one) is not other:
                 raise _another_path(node)
             return False
@@ -217,13 +217,6 @@ class _Comparison:
         if isinstance(one, OpNode) or isinstance(other, OpNode) or type(one) is not type(other):
             raise _another_path(node)
         return bool(one != other)
-
-
-def _viewed(node: OpNode) -> OpNode:
-    """Return the value that ``node`` is a view of."""
-    while node.is_view:
-        node = next(operands(node.args))
-    return node
 
 
 def _is_size(node: OpNode) -> bool:
