@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OPS = {"`swiglu` (packed)": "swiglu packed", "`linear`, 1024 × 768 → 3072, on two AMD EPYCs": "linear"}
 """Ops that a row names otherwise than the benchmark."""
+CANDIDATES = "fused", "full logits", "torch.compile"
+"""Of `benchmarks.preference`, as rows name them."""
 
 
 def results(name: str) -> Any:
@@ -63,13 +65,16 @@ def test_ops(line: str) -> None:
 
 @pytest.mark.parametrize("name", ["DPO step on a vocabulary of 32,000", "distillation step"])
 def test_losses_of_hidden_states(name: str) -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "preference.json").read_text())["results"]
-    found = found["distillation"] if name.startswith("distillation") else found
-    base, compiled, ours = (found[name] for name in ("full logits", "torch.compile", "fused"))
-    times = [f"{each['step']['median'] / base['step']['median']:.2f}" for each in (ours, compiled)]
-    peaks = [f"{each / 2**20:.0f}" for each in (ours["peak"], base["peak"], compiled["peak"], found["logits"])]
+    runs = [results("preference"), results("preference_other_host")]
+    runs = [run["distillation"] if name.startswith("distillation") else run for run in runs]
+    ours, compiled = (
+        _range([run[way]["step"]["median"] / run["full logits"]["step"]["median"] for run in runs])
+        for way in ("fused", "torch.compile")
+    )
+    run = runs[0]
+    peaks = [f"{each / 2**20:.0f}" for each in (*(run[way]["peak"] for way in CANDIDATES), run["logits"])]
     (cell,) = row(name)
-    beginning = f"{times[0]} × the time (`torch.compile` {times[1]}) and a peak of {peaks[0]} MiB against {peaks[1]}"
+    beginning = f"{ours} × the time (`torch.compile` {compiled}) and a peak of {peaks[0]} MiB against {peaks[1]}"
     assert cell.removesuffix(" of each model") == (
         f"{beginning} (`torch.compile` {peaks[2]}); the logits alone are {peaks[3]}"
     )
