@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -261,3 +262,29 @@ def test_errors_of_folding(changes: dict, error: type[Exception], text: str) -> 
     }
     with pytest.raises(error, match=text):
         fused.conv_batch_norm(**{**given, **changes})
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("training", [True, False])
+def test_sums_of_many_values_on_inductor_are_as_close_as_those_of_eager(
+    warm_inductor: None, layout: str, training: bool
+) -> None:
+    torch.manual_seed(0)
+    x, g = (LAYOUTS[layout](torch.randn(64, 8, 14, 14)) for _ in range(2))
+    statistics = rows(8, torch.float32)
+
+    def gradients(function: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        mean, var, *parameters = (each.to(dtype) for each in statistics)
+        parameters = [each.requires_grad_() for each in parameters]
+        return torch.autograd.grad(function(x.to(dtype), mean, var, *parameters, training), parameters, g.to(dtype))
+
+    def error(of: tuple[Tensor, ...]) -> float:
+        return sum(float((each.double() - one).square().sum()) for each, one in zip(of, exact, strict=True)) ** 0.5
+
+    def eager(*args: Any) -> Tensor:
+        return F.relu(F.batch_norm(*args))
+
+    exact = gradients(eager, torch.float64)
+    with fused.backend("inductor"):
+        ours = gradients(lambda *args: fused.batch_norm(*args, activation="relu"), torch.float32)
+    assert error(ours) <= 2 * error(gradients(eager, torch.float32))

@@ -123,12 +123,11 @@ def _through_norm(
     d: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, of_batch: bool, needs: Needs
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight and bias for the gradient d of z."""
-    dims = _all_but_channels(x)
     mean, rstd, weight = _in_dtype(x.dtype, mean, rstd, weight)
     normed = (x - beside(mean, x)) * beside(rstd, x)
     has_sums = of_batch and needs[0]
-    of_bias = d.sum(dims) if needs[2] or has_sums else None
-    of_weight = (d * normed).sum(dims) if needs[1] or has_sums else None
+    of_bias = _sum_of_channels(d) if needs[2] or has_sums else None
+    of_weight = _sum_of_channels(d * normed) if needs[1] or has_sums else None
     if not needs[0]:
         return None, of_weight, of_bias
     if of_batch and of_bias is not None and of_weight is not None:
@@ -170,6 +169,11 @@ def _summed(
 
 def _in_dtype(dtype: torch.dtype, *tensors: Any) -> list[Any]:
     return [None if each is None else each.to(dtype) for each in tensors]
+
+
+def _sum_of_channels(x: Tensor) -> Tensor:
+    """Sum over each channel in float64, as torch's kernel on the CPU does; MPS has none."""
+    return x.sum(_all_but_channels(x), dtype=x.dtype if x.is_mps else torch.float64).to(x.dtype)
 
 
 def _all_but_channels(x: Tensor) -> list[int]:
