@@ -14,8 +14,6 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OPS = {"`swiglu` (packed)": "swiglu packed", "`linear`, 1024 × 768 → 3072, on two AMD EPYCs": "linear"}
 """Ops that a row names otherwise than the benchmark."""
-CANDIDATES = "fused", "full logits", "torch.compile"
-"""Of `benchmarks.preference`, as rows name them."""
 
 
 def results(name: str) -> Any:
@@ -72,7 +70,8 @@ def test_losses_of_hidden_states(name: str) -> None:
         for way in ("fused", "torch.compile")
     )
     run = runs[0]
-    peaks = [f"{each / 2**20:.0f}" for each in (*(run[way]["peak"] for way in CANDIDATES), run["logits"])]
+    sizes = [*(run[way]["peak"] for way in ("fused", "full logits", "torch.compile")), run["logits"]]
+    peaks = [f"{size / 2**20:.0f}" for size in sizes]
     (cell,) = row(name)
     beginning = f"{ours} × the time (`torch.compile` {compiled}) and a peak of {peaks[0]} MiB against {peaks[1]}"
     assert cell.removesuffix(" of each model") == (

@@ -172,7 +172,7 @@ def _in_dtype(dtype: torch.dtype, *tensors: Any) -> list[Any]:
 
 
 def _sum_of_channels(x: Tensor) -> Tensor:
-    """Sum over each channel in float64, as torch's kernel on the CPU does; MPS has none."""
+    """Sum over each channel in float64, which MPS lacks: compiled code adds in a row, and float32 would lose digits."""
     return x.sum(_all_but_channels(x), dtype=x.dtype if x.is_mps else torch.float64).to(x.dtype)
 
 
