@@ -57,7 +57,7 @@ BIAS_ACTIVATION.register(
     "inductor",
     forward=compiled.bias_activation,
     backward=compiled.bias_activation_backward,
-    finish_backward=compiled.sum_over_rows,
+    finish_backward=compiled.with_bias_gradient,
 )
 WEIGHTED_SQUARED_RELU = Op(
     "weighted_squared_relu",

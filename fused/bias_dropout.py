@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from fused.backends import Op, requested
 from fused.backends.reference import bias_dropout as formulas
+from fused.backends.reference.numbers import sum_over_rows
 from fused.backends.rows import as_rows
 from fused.backends.tracing import differentiated, needs_reference, transformed, watched
 from fused.checks import broadcast_shape, check_broadcast, check_float, check_same_device, shape
@@ -50,7 +51,7 @@ def _sum_compiled(
     """
     dx, dz = gradients
     dz = dx if dz is None else dz
-    return dx, None if bias_dtype is None or dz is None else formulas.sum_over_rows(dz, bias_dtype)
+    return dx, None if bias_dtype is None or dz is None else sum_over_rows(dz).to(bias_dtype)
 
 
 # Number of elements from which compiled code is faster, forward and backward together.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fused.backends.reference.activations import ACTIVATIONS, biased
+from fused.backends.reference.numbers import sum_over_rows
 
 Tensor = torch.Tensor
 
@@ -88,7 +89,7 @@ def bias_activation_backward(
     return dx, dz if needs[1] and not (needs[0] and dz.dtype == x.dtype) else None
 
 
-def sum_over_rows(
+def with_bias_gradient(
     gradients: tuple[Tensor | None, Tensor | None],
     args: Sequence[Tensor | None],
     *,
@@ -103,4 +104,4 @@ def sum_over_rows(
     dz, bias = dx if dz is None else dz, args[2]
     if not needs[1] or dz is None or bias is None:
         return dx, None
-    return dx, (dz.sum(list(range(dz.ndim - 1))) if dz.ndim > 1 else dz).to(bias.dtype)
+    return dx, sum_over_rows(dz).to(bias.dtype)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from fused.backends.compiled import VALUES, erf_gelu_pair, mish_pair, tanh_gelu_pair
 from fused.backends.reference.activations import ACTIVATIONS, QUICK
 from fused.backends.reference.gated import Gradients, Number, limited, operands, unlimited
+from fused.backends.reference.numbers import sum_over_rows
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
@@ -141,7 +142,7 @@ def gated_activation_backward(
     return dy, None, torch.cat((dgate, dlinear), -1) if unsummed else None, dweights
 
 
-def sum_over_rows(
+def with_bias_gradient(
     gradients: Gradients, args: Sequence[Tensor | None], *, activation: str, needs: tuple[bool, bool, bool, bool]
 ) -> Gradients:
     """Sum the bias gradient over rows, outside compiled code.
@@ -152,4 +153,4 @@ def sum_over_rows(
     bias, dz = args[3], dy if dz is None else dz
     if not needs[2] or bias is None or dz is None:
         return dy, dup, None, dweights
-    return dy, dup, (dz.sum(0) if dz.ndim > 1 else dz).to(bias.dtype), dweights
+    return dy, dup, sum_over_rows(dz).to(bias.dtype), dweights

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from fused.backends.reference.numbers import compute_dtype
+from fused.backends.reference.numbers import compute_dtype, sum_over_rows
 from fused.backends.tracing import transformed
 
 Tensor = torch.Tensor
@@ -176,10 +176,7 @@ def bias_activation_backward(
     precise = entry.precise_gradient if dtype == torch.float32 else None
     dz = (precise or from_result or entry.gradient)(g.to(z.dtype), z)
     dx = dz.to(x.dtype) if needs[0] else None
-    dbias = None
-    if needs[1] and bias is not None:
-        dbias = (dz.sum(list(range(dz.ndim - 1))) if dz.ndim > 1 else dz).to(bias.dtype)
-    return dx, dbias
+    return dx, sum_over_rows(dz).to(bias.dtype) if needs[1] and bias is not None else None
 
 
 def biased(x: Tensor, bias: Tensor | None) -> tuple[Tensor, torch.dtype]:

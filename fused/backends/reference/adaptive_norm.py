@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fused.backends.reference import norms
-from fused.backends.reference.numbers import compute_dtype, reduce_to
+from fused.backends.reference.numbers import compute_dtype, reduce_to, sum_over_rows
 from fused.backends.tracing import is_compiled, needs_reference, watched
 
 Tensor = torch.Tensor
@@ -117,6 +117,6 @@ def _in_one_loop(
         hw = h if weight is None else h * weight.to(h.dtype)
         dx = rstd * (hw - hw.mean(-1, keepdim=True) - normed * (hw * normed).mean(-1, keepdim=True))
         dx = dx.to(x.dtype)
-    of_weight = norms.sum_over_rows(h * normed).to(weight.dtype) if needs[3] and weight is not None else None
-    of_bias = norms.sum_over_rows(h).to(bias.dtype) if needs[4] and bias is not None else None
+    of_weight = sum_over_rows(h * normed).to(weight.dtype) if needs[3] and weight is not None else None
+    of_bias = sum_over_rows(h).to(bias.dtype) if needs[4] and bias is not None else None
     return dx, of_scale, of_shift, of_weight, of_bias

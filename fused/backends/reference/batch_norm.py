@@ -18,7 +18,7 @@ from fused.backends.reference.activations import (
     activation_gradient,
     activation_gradient_over,
 )
-from fused.backends.reference.numbers import beside, compute_dtype
+from fused.backends.reference.numbers import beside, compute_dtype, sum_over
 from fused.backends.tracing import is_compiled, needs_reference, watched
 from fused.torch_internals.batch_norm_gradients import strided_like
 
@@ -126,8 +126,8 @@ def _through_norm(
     mean, rstd, weight = _in_dtype(x.dtype, mean, rstd, weight)
     normed = (x - beside(mean, x)) * beside(rstd, x)
     has_sums = of_batch and needs[0]
-    of_bias = _sum_of_channels(d) if needs[2] or has_sums else None
-    of_weight = _sum_of_channels(d * normed) if needs[1] or has_sums else None
+    of_bias = sum_over(d, _all_but_channels(x)) if needs[2] or has_sums else None
+    of_weight = sum_over(d * normed, _all_but_channels(x)) if needs[1] or has_sums else None
     if not needs[0]:
         return None, of_weight, of_bias
     if of_batch and of_bias is not None and of_weight is not None:
@@ -169,11 +169,6 @@ def _summed(
 
 def _in_dtype(dtype: torch.dtype, *tensors: Any) -> list[Any]:
     return [None if each is None else each.to(dtype) for each in tensors]
-
-
-def _sum_of_channels(x: Tensor) -> Tensor:
-    """Sum over each channel in float64, which MPS lacks: compiled code adds in a row, and float32 would lose digits."""
-    return x.sum(_all_but_channels(x), dtype=x.dtype if x.is_mps else torch.float64).to(x.dtype)
 
 
 def _all_but_channels(x: Tensor) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fused.backends.reference.activations import biased
-from fused.backends.reference.numbers import compute_dtype, dropped
+from fused.backends.reference.numbers import compute_dtype, dropped, sum_over_rows
 
 Tensor = torch.Tensor
 Number = float | Tensor
@@ -51,9 +51,4 @@ def bias_dropout_backward(
     if keep is not None:
         dz = dropped(dz, keep, keep_scale)
     dx = None if x_dtype is None else dz.to(x_dtype)
-    return dx, None if bias_dtype is None else sum_over_rows(dz, bias_dtype)
-
-
-def sum_over_rows(dz: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute the gradient of a bias, ``[hidden]``, from the gradient of the sum, ``[..., hidden]``."""
-    return (dz.sum(list(range(dz.ndim - 1))) if dz.ndim > 1 else dz).to(dtype)
+    return dx, None if bias_dtype is None else sum_over_rows(dz).to(bias_dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from fused.backends.reference.activations import ACTIVATIONS
-from fused.backends.reference.numbers import compute_dtype
+from fused.backends.reference.numbers import compute_dtype, sum_over_rows
 from fused.backends.tracing import transformed
 
 Tensor = torch.Tensor
@@ -72,9 +72,7 @@ def gated_activation_backward(
     dgate, dlinear = unlimited(dgate, g * a, gate, linear, clamp)
     dbias = None
     if bias is not None and needs[2]:
-        rows = list(range(g.ndim - 1))
-        sums = [part.sum(rows) if rows else part for part in (dgate, dlinear)]
-        dbias = torch.cat(sums, -1).to(bias.dtype)
+        dbias = torch.cat([sum_over_rows(part) for part in (dgate, dlinear)], -1).to(bias.dtype)
     if up is not None:
         return (
             dgate.to(y.dtype) if needs[0] else None,

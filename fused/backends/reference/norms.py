@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from fused.backends.reference.numbers import compute_dtype
+from fused.backends.reference.numbers import compute_dtype, sum_over_rows
 from fused.backends.strides import in_memory_order
 from fused.backends.tracing import needs_reference
 
@@ -129,8 +129,3 @@ def layer_norm_backward(
         dweight.to(weight.dtype) if needs[1] and weight is not None else None,
         None if bias_dtype is None else dbias.to(bias_dtype),
     )
-
-
-def sum_over_rows(gradient: Tensor) -> Tensor:
-    """Sum ``[..., hidden]`` over rows to ``[hidden]``."""
-    return gradient.sum(list(range(gradient.ndim - 1))) if gradient.ndim > 1 else gradient

@@ -38,8 +38,25 @@ def reduce_to(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     leading = gradient.ndim - len(shape)
     dims = list(range(leading))
     dims += [dim for dim in range(leading, gradient.ndim) if shape[dim - leading] == 1 and gradient.shape[dim] != 1]
-    summed = gradient.sum(dims, keepdim=True) if dims else gradient
+    summed = sum_over(gradient, dims, keepdim=True)
     return summed.squeeze(list(range(leading))) if leading else summed
+
+
+def sum_over(x: torch.Tensor, dims: list[int] | tuple[int, ...], *, keepdim: bool = False) -> torch.Tensor:
+    """Sum over the dimensions, if any, as exactly as plain torch does.
+
+    Plain torch adds float32 numbers in pairs. Compiled code for the CPU adds them in a row, so it sums in float64.
+    """
+    if not dims:
+        return x
+    if not is_compiled() or not x.is_cpu or x.dtype != torch.float32:
+        return x.sum(dims, keepdim=keepdim)
+    return x.sum(dims, keepdim=keepdim, dtype=torch.float64).float()
+
+
+def sum_over_rows(x: torch.Tensor) -> torch.Tensor:
+    """Sum ``[..., columns]`` over rows to ``[columns]``."""
+    return sum_over(x, tuple(range(x.ndim - 1)))
 
 
 def rounded_to(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

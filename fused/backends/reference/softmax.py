@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from fused.backends.reference.numbers import compute_dtype, dropped, rounded_to
+from fused.backends.reference.numbers import compute_dtype, dropped, rounded_to, sum_over
 from fused.backends.tracing import is_compiled
 
 Tensor = torch.Tensor
@@ -196,17 +196,12 @@ def masked_softmax_backward(
     if filled is not None:
         dz = dz.masked_fill(filled, 0)
     dx = None if x_dtype is None else (dz if _is_one(scale) else dz * scale).to(x_dtype)
-    dmask = None if mask_sum is None else sum_over(dz, mask_sum)
+    dmask = None if mask_sum is None else sum_over(dz, mask_sum, keepdim=True)
     dsink = None
     if p_sink is not None and inner is not None and sink_sum is not None:
-        dsink = sum_over(p_sink * ((0 if g_sink is None else g_sink) - inner), sink_sum)
+        dsink = sum_over(p_sink * ((0 if g_sink is None else g_sink) - inner), sink_sum, keepdim=True)
     return dx, dmask, dsink
 
 
 def _is_one(scale: Number) -> bool:
     return isinstance(scale, float) and scale == 1.0
-
-
-def sum_over(gradient: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Sum over `dims`, keeping these dimensions."""
-    return gradient.sum(dims, keepdim=True) if dims else gradient

@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from fused.backends.reference.softmax import FAR, Window, sum_over
+from fused.backends.reference.numbers import sum_over
+from fused.backends.reference.softmax import FAR, Window
 from fused.backends.triton.arithmetic import exp, reciprocal
 from fused.backends.triton.launch import Constant, Tile, empty_like, launch, row_tile
 
@@ -336,8 +337,8 @@ def masked_softmax_backward(
         ONCE=tile.columns >= keys,
         **tile.settings,
     )
-    dmask = None if dz is None or mask_sum is None else sum_over(dz, mask_sum)
-    return dx, dmask, None if dsink is None or sink_sum is None else sum_over(dsink, sink_sum)
+    dmask = None if dz is None or mask_sum is None else sum_over(dz, mask_sum, keepdim=True)
+    return dx, dmask, None if dsink is None or sink_sum is None else sum_over(dsink, sink_sum, keepdim=True)
 
 
 def _kind(mask: Tensor | None, fill: float | None) -> int:

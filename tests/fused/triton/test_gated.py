@@ -137,4 +137,4 @@ with fused.backend("triton"):
         for name in ACTIVATIONS:
             fused.gated_activation(*inputs[0].chunk(2, -1), name).sum().backward()
 """
-    assert compile_for_hopper(code) == 40
+    assert compile_for_hopper(code) == 2 * 2 * (1 + len(ACTIVATIONS))  # dtypes, passes, ops
