@@ -14,7 +14,7 @@ from fused.backends.reference import bias_dropout as formulas
 from fused.backends.reference.numbers import sum_over_rows
 from fused.backends.rows import as_rows
 from fused.backends.tracing import differentiated, needs_reference, transformed, watched
-from fused.checks import broadcast_shape, check_broadcast, check_float, check_same_device, shape
+from fused.checks import MismatchError, broadcast_shape, check_broadcast, check_float, check_same_device, shape
 from fused.dropout import check_probability, keep_mask, keep_scale
 from fused.philox import DropoutStream, dropout_stream
 from fused.sharding import localise, sharded
@@ -231,7 +231,7 @@ def _check_operands(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | 
     if residual is None:
         return
     if residual.shape != x.shape:
-        raise ValueError(f"{op}: the residual {shape(residual)} must have the shape of the input {shape(x)}")
+        raise MismatchError(f"{op}: the residual {shape(residual)} must have the shape of the input {shape(x)}")
     check_same_device(op, x, "residual", residual)
 
 

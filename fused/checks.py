@@ -11,6 +11,10 @@ from fused.backends.reference.activations import ACTIVATIONS
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+class MismatchError(ValueError, RuntimeError):
+    """Tensors of shapes or devices that do not fit each other; torch's own operations raise RuntimeError for them."""
+
+
 def check_float(op: str, name: str, tensor: object, *, min_ndim: int = 0) -> None:
     """Raise TypeError unless `tensor` is a floating-point tensor, ValueError if it has too few dimensions."""
     if not isinstance(tensor, torch.Tensor):
@@ -30,9 +34,11 @@ def check_activation(op: str, activation: str) -> None:
 
 
 def check_same_device(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:
-    """Raise ValueError unless both tensors are on one device."""
+    """Raise MismatchError unless both tensors are on one device."""
     if x.device != other.device:
-        raise ValueError(f"{op}: {name} {shape(other)} is on {other.device}, but the input {shape(x)} is on {x.device}")
+        raise MismatchError(
+            f"{op}: {name} {shape(other)} is on {other.device}, but the input {shape(x)} is on {x.device}"
+        )
 
 
 def check_bias(op: str, x: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -48,7 +54,7 @@ def check_row(op: str, x: torch.Tensor, name: str, row: torch.Tensor | None, dim
     check_float(op, name, row)
     if row.ndim != 1 or row.shape[0] != x.shape[dim]:
         where = "the last dimension" if dim == -1 else f"dimension {dim}"
-        raise ValueError(
+        raise MismatchError(
             f"{op}: {name} must have shape [{x.shape[dim]}], {where} of the input {shape(x)}, got {shape(row)}"
         )
     check_same_device(op, x, name, row)
@@ -73,16 +79,18 @@ def has_one_feature(x: torch.Tensor, *rows: torch.Tensor | None) -> bool:
 
 
 def check_weights(op: str, x: torch.Tensor, weights: torch.Tensor) -> None:
-    """Raise ValueError unless there is one weight for each token of x: ``[..., 1]``, on the same device."""
+    """Raise MismatchError unless there is one weight for each token of x: ``[..., 1]``, on the same device."""
     if weights.shape != (*x.shape[:-1], 1):
-        raise ValueError(f"{op}: weights of shape {shape(weights)} are not one number a token of the input {shape(x)}")
+        raise MismatchError(
+            f"{op}: weights of shape {shape(weights)} are not one number a token of the input {shape(x)}"
+        )
     check_same_device(op, x, "weights", weights)
 
 
 def check_broadcast(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:
-    """Raise ValueError unless `other` broadcasts to the shape of x, on the same device."""
+    """Raise MismatchError unless `other` broadcasts to the shape of x, on the same device."""
     if not broadcasts_to(other, x):
-        raise ValueError(f"{op}: {name} of shape {shape(other)} does not broadcast to the input {shape(x)}")
+        raise MismatchError(f"{op}: {name} of shape {shape(other)} does not broadcast to the input {shape(x)}")
     check_same_device(op, x, name, other)
 
 
@@ -96,14 +104,16 @@ def broadcasts_to(other: torch.Tensor, x: torch.Tensor) -> bool:
 
 
 def broadcast_shape(op: str, x: torch.Tensor, name: str, other: torch.Tensor, x_name: str = "the input") -> torch.Size:
-    """Return the broadcast shape of `other` and x, or raise ValueError if there is none or for two devices."""
+    """Return the broadcast shape of `other` and x, or raise MismatchError if there is none or for two devices."""
     check_same_device(op, x, name, other)
     if broadcasts_to(other, x):
         return x.shape
     try:
         return torch.broadcast_shapes(x.shape, other.shape)
     except RuntimeError:
-        raise ValueError(f"{op}: {name} {shape(other)} and {x_name} {shape(x)} do not broadcast to one shape") from None
+        raise MismatchError(
+            f"{op}: {name} {shape(other)} and {x_name} {shape(x)} do not broadcast to one shape"
+        ) from None
 
 
 def shape(tensor: torch.Tensor) -> str:

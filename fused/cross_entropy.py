@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fused.backends.tracing import needs_reference
-from fused.checks import check_float, check_same_device, shape
+from fused.checks import MismatchError, check_float, check_same_device, shape
 from fused.loss import CrossEntropyOutput, Loss
 from fused.loss_autograd import plain_loss
 from fused.sharding import Local, localise, sharded
@@ -175,7 +175,7 @@ def check_class_weight(op: str, rows: Tensor, class_weight: Tensor | None, class
         return
     check_float(op, "class_weight", class_weight)
     if class_weight.shape != (classes,):
-        raise ValueError(f"{op}: class_weight must be [{classes}], one for each class, got {shape(class_weight)}")
+        raise MismatchError(f"{op}: class_weight must be [{classes}], one for each class, got {shape(class_weight)}")
     check_same_device(op, rows, "class_weight", class_weight)
     if class_weight.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{op}: class_weight gets no gradient; pass class_weight.detach()")

@@ -13,7 +13,7 @@ import torch
 from fused.backends import Op, requested
 from fused.backends.reference import distillation as formulas
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import check_float, check_same_device, shape
+from fused.checks import MismatchError, check_float, check_same_device, shape
 from fused.chunked_loss import OfChunk
 from fused.linear import linear
 from fused.linear_loss import Others, as_autocast, check_chunk_rows, check_operands, linear_loss
@@ -66,7 +66,7 @@ def distillation_loss(
     check_float(op, "teacher", teacher, min_ndim=1)
     check_same_device(op, student, "teacher", teacher)
     if student.shape != teacher.shape or not student.shape[-1]:
-        raise ValueError(f"{op}: the logits need one shape [..., vocab], got {shape(student)} and {shape(teacher)}")
+        raise MismatchError(f"{op}: the logits need one shape [..., vocab], got {shape(student)} and {shape(teacher)}")
     _check_mask(op, mask, student)
     teacher = teacher.detach()
     if transformed() or sharded(student, teacher):
@@ -231,5 +231,5 @@ def _check_mask(op: str, mask: Tensor | None, like: Tensor) -> None:
     if mask.dtype is not torch.bool:
         raise TypeError(f"{op}: mask must be boolean, got {mask.dtype}")
     if mask.shape != like.shape[:-1]:
-        raise ValueError(f"{op}: mask must be one for each row of {shape(like)}, got {shape(mask)}")
+        raise MismatchError(f"{op}: mask must be one for each row of {shape(like)}, got {shape(mask)}")
     check_same_device(op, like, "mask", mask)

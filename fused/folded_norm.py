@@ -20,7 +20,7 @@ from fused.backends.reference.activations import activated, activated_over
 from fused.backends.reference.numbers import compute_dtype
 from fused.backends.tracing import differentiated, needs_reference, transformed, watched
 from fused.batch_norm import batch_norm
-from fused.checks import check_activation, check_eps, check_float, check_row, shape
+from fused.checks import MismatchError, check_activation, check_eps, check_float, check_row, shape
 
 Tensor = torch.Tensor
 Layer = Callable[[Tensor, Tensor | None], Tensor]
@@ -80,7 +80,7 @@ def conv_batch_norm(
     check_float("conv_batch_norm", "input", x, min_ndim=3)
     check_float("conv_batch_norm", "weight", weight)
     if x.ndim > 5 or weight.ndim != x.ndim:
-        raise ValueError(f"conv_batch_norm: no convolution of {shape(x)} with weights {shape(weight)}")
+        raise MismatchError(f"conv_batch_norm: no convolution of {shape(x)} with weights {shape(weight)}")
     settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     layer = partial(_CONVOLUTIONS[x.ndim - 2], x, **settings)
     norm = (running_mean, running_var, norm_weight, norm_bias)
@@ -109,7 +109,7 @@ def linear_batch_norm(
     check_float("linear_batch_norm", "input", x, min_ndim=2)
     check_float("linear_batch_norm", "weight", weight)
     if x.ndim != 2 or weight.ndim != 2:
-        raise ValueError(f"linear_batch_norm: needs matrices, got {shape(x)} and weights {shape(weight)}")
+        raise MismatchError(f"linear_batch_norm: needs matrices, got {shape(x)} and weights {shape(weight)}")
 
     def layer(weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)

@@ -16,6 +16,7 @@ from fused.backends.reference import gated as formulas
 from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.tracing import differentiated, transformed
 from fused.checks import (
+    MismatchError,
     broadcast_shape,
     check_activation,
     check_bias,
@@ -115,7 +116,7 @@ def gated_halves(y: Tensor, activation: str, half: int | None = None, *, gate_fi
 
 def _check_two(op: str, gate: Tensor, up: Tensor, weights: Tensor | None) -> None:
     if gate.shape != up.shape:
-        raise ValueError(f"{op}: gate {shape(gate)} and up {shape(up)} must have one shape")
+        raise MismatchError(f"{op}: gate {shape(gate)} and up {shape(up)} must have one shape")
     check_same_device(op, gate, "up", up)
     _check_weights(op, gate, weights)
 

@@ -18,7 +18,7 @@ from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.reference.numbers import autocast_norm_dtype
 from fused.backends.strides import owned
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import broadcast_shape, check_activation, check_eps, check_float, check_row, shape
+from fused.checks import MismatchError, broadcast_shape, check_activation, check_eps, check_float, check_row, shape
 from fused.recomputation import Recomputation, saved_tensors
 from fused.sharding import localise, sharded
 
@@ -181,7 +181,9 @@ class _GroupNorm(torch.autograd.Function):
 def _check(x: Tensor, groups: int, eps: object, activation: str | None) -> None:
     check_float("group_norm", "input", x, min_ndim=2)
     if not isinstance(groups, int) or groups < 1 or x.shape[1] % groups:
-        raise ValueError(f"group_norm: {groups} groups do not divide the {x.shape[1]} channels of the input {shape(x)}")
+        raise MismatchError(
+            f"group_norm: {groups} groups do not divide the {x.shape[1]} channels of the input {shape(x)}"
+        )
     check_eps("group_norm", eps)
     if activation is not None:
         check_activation("group_norm", activation)

@@ -14,7 +14,16 @@ from fused.backends.reference import norms as formulas
 from fused.backends.reference.norms import Casting
 from fused.backends.reference.numbers import autocast_norm_dtype
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import broadcast_shape, check_eps, check_float, check_row, check_same_device, has_one_feature, shape
+from fused.checks import (
+    MismatchError,
+    broadcast_shape,
+    check_eps,
+    check_float,
+    check_row,
+    check_same_device,
+    has_one_feature,
+    shape,
+)
 from fused.norms_autograd import LayerNorm, RMSNorm, formatted, layer_norm_forward, rms_norm_forward
 from fused.sharding import localise, sharded
 
@@ -274,7 +283,7 @@ def _check_operands(op: str, x: Tensor, residual: Tensor | None, parameters: Par
     check_float(op, "input", x, min_ndim=1)
     if residual is not None:
         if residual.shape != x.shape:
-            raise ValueError(f"{op}: residual of shape {shape(residual)} has not the shape of the input {shape(x)}")
+            raise MismatchError(f"{op}: residual of shape {shape(residual)} has not the shape of the input {shape(x)}")
         check_same_device(op, x, "residual", residual)
     for name, tensor in parameters.items():
         check_row(op, x, name, tensor)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from fused.checks import check_float, shape
+from fused.checks import MismatchError, check_float, shape
 from fused.linear_cross_entropy import linear_cross_entropy
 
 Tensor = torch.Tensor
@@ -324,4 +324,4 @@ def _check(op: str, named: dict[str, Tensor], beta: float) -> None:
 
 def _check_shape(op: str, name: str, tensor: Tensor, like: Tensor) -> None:
     if tensor.shape != like.shape:
-        raise ValueError(f"{op}: {name} must have the shape {shape(like)} of the others, got {shape(tensor)}")
+        raise MismatchError(f"{op}: {name} must have the shape {shape(like)} of the others, got {shape(tensor)}")

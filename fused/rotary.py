@@ -10,7 +10,16 @@ from fused.backends import Op, compiled_rotary, requested
 from fused.backends.reference import rotary as formulas
 from fused.backends.strides import memory_order
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import FLOATS, agrees, broadcast_shape, broadcasts_to, check_float, check_same_device, shape
+from fused.checks import (
+    FLOATS,
+    MismatchError,
+    agrees,
+    broadcast_shape,
+    broadcasts_to,
+    check_float,
+    check_same_device,
+    shape,
+)
 from fused.sharding import localise, sharded
 
 if TYPE_CHECKING:
@@ -282,7 +291,7 @@ def _check_angles(op: str, cos: Tensor, sin: Tensor) -> None:
     check_float(op, "cos", cos, min_ndim=1)
     check_float(op, "sin", sin, min_ndim=1)
     if cos.shape != sin.shape or cos.dtype != sin.dtype:
-        raise ValueError(f"{op}: cos {shape(cos)} of {cos.dtype} and sin {shape(sin)} of {sin.dtype} are not alike")
+        raise MismatchError(f"{op}: cos {shape(cos)} of {cos.dtype} and sin {shape(sin)} of {sin.dtype} are not alike")
     check_same_device(op, cos, "sin", sin)
     if cos.shape[-1] % 2:
         raise ValueError(f"{op}: the last dimension of cos and sin must be even, got {shape(cos)}")
@@ -302,8 +311,8 @@ def _expanded(op: str, name: str, x: Tensor, cos: Tensor) -> Tensor:
 def _check_fits(op: str, name: str, x: Tensor, cos: Tensor) -> None:
     """Raise ValueError unless cos broadcasts to x, except for a shorter last dimension."""
     if cos.shape[-1] > x.shape[-1]:
-        raise ValueError(f"{op}: cos {shape(cos)} is wider than {name} {shape(x)}")
+        raise MismatchError(f"{op}: cos {shape(cos)} is wider than {name} {shape(x)}")
     extra = x.ndim - cos.ndim
     if extra < 0 or any(size not in (1, x.shape[extra + dim]) for dim, size in enumerate(cos.shape[:-1])):
-        raise ValueError(f"{op}: cos and sin of shape {shape(cos)} do not broadcast to {name} {shape(x)}")
+        raise MismatchError(f"{op}: cos and sin of shape {shape(cos)} do not broadcast to {name} {shape(x)}")
     check_same_device(op, x, "cos", cos)

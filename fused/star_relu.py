@@ -10,7 +10,7 @@ from fused.backends import Op, requested
 from fused.backends.reference import star_relu as formulas
 from fused.backends.rows import as_rows
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import check_float, check_same_device, shape
+from fused.checks import MismatchError, check_float, check_same_device, shape
 from fused.sharding import localise, sharded
 
 Tensor = torch.Tensor
@@ -49,10 +49,10 @@ def star_relu(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         check_float(op, name, row)
         check_same_device(op, x, name, row)
         if row.shape not in ((), (1,), x.shape[-1:]):
-            raise ValueError(f"{op}: {name} must be [{x.shape[-1]}], [1] or [] for x {shape(x)}, got {shape(row)}")
+            raise MismatchError(f"{op}: {name} must be [{x.shape[-1]}], [1] or [] for x {shape(x)}, got {shape(row)}")
         dtype = torch.promote_types(dtype, row.dtype) if row.ndim else dtype
     if scale.shape != bias.shape:
-        raise ValueError(f"{op}: scale {shape(scale)} and bias {shape(bias)} must have one shape")
+        raise MismatchError(f"{op}: scale {shape(scale)} and bias {shape(bias)} must have one shape")
     scale, bias = scale.reshape(-1), bias.reshape(-1)
     if not sharded(x, scale, bias):
         return _applied(x, scale, bias, dtype)

@@ -41,7 +41,12 @@ def _by_other_rules() -> Iterator[Case]:
         for each in [*STATEMENTS, *WHOLE]:
             for name in (name for name in each.models if name in _HEAVIER or (name, rules) == ("Normed", "all")):
                 for when in each.whens:
-                    yield Case(MODELS[name], rules, each, when, (STEP, TRAINED))
+                    if (rules, each.name, when) != _WITHOUT_WORK:
+                        yield Case(MODELS[name], rules, each, when, (STEP, TRAINED))
+
+
+_WITHOUT_WORK = ("attention", "model.config._attn_implementation = 'sdpa'", "before")
+"""Rules whose work a disturbance does before them."""
 
 
 def cases() -> list[Case]:

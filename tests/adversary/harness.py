@@ -24,6 +24,7 @@ import torch._dynamo  # it wraps functions of torch when it is first imported, w
 from torch import nn
 
 import schedule
+from fused.checks import MismatchError
 from schedule.rules import select_rules
 from schedule.runtime.call_kinds import is_only_traced
 from schedule.runtime.scheduled import ScheduledState, state_of
@@ -236,6 +237,8 @@ def observe(model: nn.Module, call: Call, batch: Batch, world: World) -> Snapsho
                 raised: Any = None
             except ScheduleError as error:
                 raised = f"ScheduleError: {error}"
+            except MismatchError:
+                raised = RuntimeError.__name__  # which it is too
             except Exception as error:  # whatever it is, the twin must raise the same
                 raised = type(error).__name__
     finally:
