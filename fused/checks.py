@@ -12,7 +12,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class MismatchError(ValueError, RuntimeError):
-    """Tensors of shapes or devices that do not fit each other; torch's own operations raise RuntimeError for them."""
+    """Error for tensors of shapes or devices not fitting each other: a RuntimeError too, as of torch's operations."""
 
 
 def check_float(op: str, name: str, tensor: object, *, min_ndim: int = 0) -> None:

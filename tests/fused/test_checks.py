@@ -1,4 +1,4 @@
-"""Errors of the ops for tensors that do not fit each other: of the types that torch and its users expect."""
+"""Errors of the ops for tensors of misfitting shapes or devices, of the types expected by users of torch."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_within_the_tolerances_on_every_backend(case: Case, on_backend: str) -> 
 
 
 def sums_of(case: Case, count: int) -> set[int]:
-    """Positions of the gradients that are sums over rows, among `count` results and gradients."""
+    """Positions of the gradients summed over rows, among `count` results and gradients."""
     inputs = case.differentiable(sample(case, 2, 4))
     return {count - len(inputs) + inputs.index(position) for position in case.sums}
 
