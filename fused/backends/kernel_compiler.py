@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from fused.backends import kernel_store
 from fused.backends.kernel_store import Kernel, Stored, fitting
 from fused.backends.tracing import for_the_compiler
-from fused.torch_internals.compiler import INDUCTOR, compile_fx, compile_fx_inner
+from fused.torch_internals.compiler import INDUCTOR, compile_fx, compile_fx_inner, without_graph_cache
 from fused.torch_internals.tensors import FakeTensor, FakeTensorMode
 
 Tensor = torch.Tensor
@@ -47,7 +47,8 @@ def compiled(
             made.append(compile_fx_inner(graph, inputs, **options))
             return made[-1]
 
-        run: Any = compile_fx(graph, fakes, inner_compile=inner)
+        with without_graph_cache():
+            run: Any = compile_fx(graph, fakes, inner_compile=inner)
     guard = _guard(shapes, fakes)
 
     theirs = Kernel(lambda tensors: run(*tensors), fitting(guard), results, single)

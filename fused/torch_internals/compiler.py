@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch._dynamo
+import torch._inductor.config
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -16,6 +17,7 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "many_recompilations",
+    "without_graph_cache",
 ]
 
 INDUCTOR = "torch._inductor"
@@ -26,5 +28,17 @@ def many_recompilations() -> AbstractContextManager[Any]:
     """Let torch.compile compile one function a thousand times before it gives up."""
     patched: AbstractContextManager[Any] = torch._dynamo.config.patch(
         recompile_limit=1_000, accumulated_recompile_limit=10_000
+    )
+    return patched
+
+
+def without_graph_cache() -> AbstractContextManager[Any]:
+    """Let inductor compile each graph, and not look for the same one in its cache.
+
+    The cache checks guards on symbolic sizes that are inputs of a graph. A graph of tensors alone has none, so code for
+    sizes with one block of rows would be taken for any number of blocks.
+    """
+    patched: AbstractContextManager[Any] = torch._inductor.config.patch(
+        fx_graph_cache=False, fx_graph_remote_cache=False
     )
     return patched

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fused
-from fused.backends import kernel_compiler, kernel_store, kernels
+from fused.backends import compiled_norms, kernel_compiler, kernel_store, kernels
 from fused.backends.compiled import bias_activation
 from fused.backends.reference.numbers import rounded_to
 from fused.backends.registry import OPS
@@ -101,6 +101,17 @@ def test_a_size_that_a_formula_asks_for_is_guarded(fresh):
         x = torch.randn(shape)
         assert torch.equal(computed(asking, x), x * 3 if expected is None else x + expected)
     assert [len(known) for known in kernels._kernels.values()] == [3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_code_for_one_block_of_rows_serves_no_more_of_them(fresh, dtype):
+    """Inductor's own cache takes the code for one block for the same graph of many."""
+    given = {"casting": "torch", "needs": (True, True)}
+    for rows in (15, 44, 8, 276, 24):
+        g, x = torch.randn(2, rows, 49).to(dtype)
+        rstd = x.float().square().mean(-1, keepdim=True).rsqrt()
+        _, blocks = computed(compiled_norms.rms_norm_backward, g, None, x, torch.ones(49), rstd, **given)
+        torch.testing.assert_close(blocks.sum(0), (g.float() * x.float() * rstd).sum(0), msg=f"{rows} rows")
 
 
 def test_sizes_that_happen_to_be_equal_are_guarded(fresh, monkeypatch):
