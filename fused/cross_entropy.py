@@ -160,7 +160,7 @@ def check_targets(op: str, name: str, rows: Tensor, targets: object) -> None:
             f"shape {shape(targets)}; for class probabilities use torch.nn.functional.cross_entropy"
         )
     if targets.shape != rows.shape[:-1]:
-        raise ValueError(
+        raise MismatchError(
             f"{op}: targets of shape {shape(targets)} are not one for each row of the {name} {shape(rows)}, which "
             f"takes {list(rows.shape[:-1])}; classes are the last dimension"
         )

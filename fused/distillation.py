@@ -119,7 +119,7 @@ def linear_distillation_loss(
     check_operands(op, teacher_hidden, teacher_weight, teacher_bias, "teacher_")
     check_same_device(op, hidden, "teacher_hidden", teacher_hidden)
     if hidden.shape[:-1] != teacher_hidden.shape[:-1] or weight.shape[0] != teacher_weight.shape[0]:
-        raise ValueError(
+        raise MismatchError(
             f"{op}: student and teacher need the same rows and vocabulary, got {shape(hidden)} with {shape(weight)} "
             f"and {shape(teacher_hidden)} with {shape(teacher_weight)}"
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fused.backends import requested
 from fused.backends.tracing import differentiated
-from fused.checks import check_float, check_same_device, shape
+from fused.checks import MismatchError, check_float, check_same_device, shape
 from fused.chunked_loss import OfChunk, comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
 from fused.loss import reduced
 from fused.loss_autograd import watched
@@ -127,14 +127,14 @@ def check_operands(op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None,
     check_float(op, f"{prefix}hidden", hidden, min_ndim=1)
     check_float(op, f"{prefix}weight", weight)
     if weight.ndim != 2 or weight.shape[1] != hidden.shape[-1] or weight.shape[0] == 0:
-        raise ValueError(
+        raise MismatchError(
             f"{op}: {prefix}weight must be [vocab, {hidden.shape[-1]}] for hidden states {shape(hidden)}, "
             f"got {shape(weight)}"
         )
     if bias is not None:
         check_float(op, f"{prefix}bias", bias)
         if bias.shape != weight.shape[:1]:
-            raise ValueError(
+            raise MismatchError(
                 f"{op}: {prefix}bias must be [{weight.shape[0]}] for a weight {shape(weight)}, got {shape(bias)}"
             )
     for name, other in (("weight", weight), ("bias", bias)):

@@ -13,7 +13,7 @@ from fused.backends.reference import softmax as formulas
 from fused.backends.reference.numbers import compute_dtype
 from fused.backends.reference.softmax import Window
 from fused.backends.tracing import differentiated, transformed
-from fused.checks import FLOATS, broadcast_shape, broadcasts_to, check_broadcast, check_float, shape
+from fused.checks import FLOATS, MismatchError, broadcast_shape, broadcasts_to, check_broadcast, check_float, shape
 from fused.dropout import check_probability, keep_mask, keep_scale
 from fused.sharding import localise, sharded
 from fused.softmax_autograd import MaskedSoftmax, forward
@@ -202,7 +202,7 @@ def _check_operands(op: str, x: Tensor, mask: Tensor | None, sink: Tensor | None
     if sink is not None:
         check_float(op, "sink", sink)
         if sink.shape[-1] != 1:
-            raise ValueError(
+            raise MismatchError(
                 f"{op}: sink must be [heads] or broadcast to [..., queries, 1] of the input {shape(x)}, "
                 f"got {shape(sink)}"
             )

@@ -15,7 +15,7 @@ import torch
 from fused.backends.reference import adaptive_norm as adaptive
 from fused.backends.reference import norms as formulas
 from fused.backends.reference.norms import Casting
-from fused.backends.reference.numbers import compute_dtype
+from fused.backends.reference.numbers import compute_dtype, sum_over_rows
 
 Tensor = torch.Tensor
 
@@ -54,7 +54,7 @@ def rms_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradient of x, and the gradient of the weight summed over blocks of rows."""
     dx, _ = formulas.rms_norm_backward(g, g_total, x, weight, rstd, casting=casting, needs=(needs[0], False))
-    return dx, None if not needs[1] else _sum_blocks(g.to(rstd.dtype) * x.to(rstd.dtype) * rstd)
+    return dx, _sum_blocks(g.to(rstd.dtype) * x.to(rstd.dtype) * rstd) if needs[1] else None
 
 
 def rms_norm_sums(
@@ -166,4 +166,4 @@ def _sum_blocks(gradient: Tensor) -> Tensor:
 def _finished(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
     if gradient is None or dtype is None:
         return None
-    return (gradient.sum(0) if gradient.ndim == 2 else gradient).to(dtype)
+    return sum_over_rows(gradient).to(dtype)

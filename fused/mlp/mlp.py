@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fused.checks import shape
+from fused.checks import MismatchError, shape
 from fused.mlp.activation import activate
 from fused.mlp.checkpoint import apply_swiglu_sharded_factory, on_mesh
 from fused.mlp.config import TransformerConfig
@@ -226,7 +226,7 @@ def _column(hidden_states: Tensor, per_token_scale: Tensor | None) -> Tensor | N
     if per_token_scale is None:
         return None
     if per_token_scale.shape != hidden_states.shape[:-1]:
-        raise ValueError(
+        raise MismatchError(
             f"MLP: per_token_scale {shape(per_token_scale)} must be one number for each token of the hidden states "
             f"{shape(hidden_states)}"
         )

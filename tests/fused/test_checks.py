@@ -17,6 +17,11 @@ MISFITS: dict[str, Callable[[], object]] = {
     "a mask that does not broadcast": lambda: fused.scaled_masked_softmax(X, torch.randn(2, 4, 3), 1.0),
     "a gate that does not broadcast": lambda: fused.gated_residual(X, X, torch.randn(5)),
     "groups that do not divide": lambda: fused.group_norm(X, 3, None, None),
+    "a sink for other heads": lambda: fused.scaled_masked_softmax(X, None, 1.0, sink=torch.randn(3)),
+    "targets for other rows": lambda: fused.cross_entropy(X, torch.zeros(2, 3, dtype=torch.long)),
+    "a weight for other features": lambda: fused.linear_cross_entropy(
+        X, torch.randn(9, 5), torch.zeros(2, 4, dtype=torch.long)
+    ),
     "cos wider than q": lambda: fused.rotary_embedding(X[None], X[None], torch.ones(4, 8), torch.ones(4, 8)),
 }
 

@@ -123,11 +123,12 @@ def _through_norm(
     d: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, of_batch: bool, needs: Needs
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight and bias for the gradient d of z."""
+    dims = _all_but_channels(x)
     mean, rstd, weight = _in_dtype(x.dtype, mean, rstd, weight)
     normed = (x - beside(mean, x)) * beside(rstd, x)
     has_sums = of_batch and needs[0]
-    of_bias = sum_over(d, _all_but_channels(x)) if needs[2] or has_sums else None
-    of_weight = sum_over(d * normed, _all_but_channels(x)) if needs[1] or has_sums else None
+    of_bias = sum_over(d, dims) if needs[2] or has_sums else None
+    of_weight = sum_over(d * normed, dims) if needs[1] or has_sums else None
     if not needs[0]:
         return None, of_weight, of_bias
     if of_batch and of_bias is not None and of_weight is not None:
