@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OPS = {"`swiglu` (packed)": "swiglu packed", "`linear`, 1024 × 768 → 3072, on two AMD EPYCs": "linear"}
+OPS = {"`swiglu` (packed)": "swiglu packed", "`linear`, 1024 × 768 → 3072, fp32 on two AMD EPYCs": "linear"}
 """Ops that a row names otherwise than the benchmark."""
 
 
@@ -28,16 +28,17 @@ def row(beginning: str) -> list[str]:
 
 
 def op_ratios() -> dict[tuple[str, str], str]:
-    """Return (op, size) → time over eager's and torch.compile's, from the latest run with the most rounds.
+    """Return (op, size or 16-bit dtype) → time over eager's and torch.compile's, from the latest run with most rounds.
 
-    Those of `linear` are ranges over two hosts.
+    Those of `linear` in float32 are ranges over two hosts.
     """
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for name in ("ops_cpu_large", "ops_cpu_more_rounds", "ops_cpu_medium", "ops_cpu_softmax", "ops_cpu_linear"):
+    runs = ("large", "more_rounds", "medium", "softmax", "linear", "bfloat16")
+    for name in (f"ops_cpu_{run}" for run in runs):
         for line in results(name)["lines"]:
             times = {way: each["median"] for way, each in line["times"].items()}
             if line["work"] == "forward + backward":
-                key = line["op"], line["size"]
+                key = line["op"], line["size"] if line["dtype"] == "float32" else line["dtype"]
                 other_host = found[key] if name == "ops_cpu_linear" else []
                 found[key] = [*other_host, (times["ours"] / times["eager"], times["ours"] / times["torch.compile"])]
     return {key: " / ".join(map(_range, zip(*ratios, strict=True))) for key, ratios in found.items()}
@@ -48,22 +49,23 @@ def _range(values: Sequence[float]) -> str:
 
 
 def op_rows() -> list[str]:
-    table = README.partition("| op | medium | large |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    table = README.partition("| op | medium | large | medium, bf16 |\n|---|---|---|---|\n")[2].partition("\n\n")[0]
     return [line.strip("| ") for line in table.splitlines()]
 
 
 @pytest.mark.parametrize("line", op_rows())
 def test_ops(line: str) -> None:
-    name, medium, large = line.split(" | ")
+    name, medium, large, bf16 = line.split(" | ")
     op = OPS.get(name, name.replace("`", ""))
     ratios = op_ratios()
     assert medium == ratios[op, "medium"]
     assert large == ratios.get((op, "large"), "–")
+    assert bf16 == ratios[op, "bfloat16"]
 
 
 @pytest.mark.parametrize("name", ["DPO step on a vocabulary of 32,000", "distillation step"])
 def test_losses_of_hidden_states(name: str) -> None:
-    runs = [results("preference"), results("preference_other_host")]
+    runs = [results(f"preference{host}") for host in ("", "_other_host", "_third_host")]
     runs = [run["distillation"] if name.startswith("distillation") else run for run in runs]
     ours, compiled = (
         _range([run[way]["step"]["median"] / run["full logits"]["step"]["median"] for run in runs])
