@@ -65,7 +65,7 @@ def test_ops(line: str) -> None:
 
 @pytest.mark.parametrize("name", ["DPO step on a vocabulary of 32,000", "distillation step"])
 def test_losses_of_hidden_states(name: str) -> None:
-    runs = [results(f"preference{host}") for host in ("", "_other_host", "_third_host")]
+    runs = [results(f"preference{host}") for host in ("", "_other_host", "_third_run")]
     runs = [run["distillation"] if name.startswith("distillation") else run for run in runs]
     ours, compiled = (
         _range([run[way]["step"]["median"] / run["full logits"]["step"]["median"] for run in runs])
