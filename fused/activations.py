@@ -35,8 +35,6 @@ _COMPILED_FROM = {
     "tanh": 2**20,
     "sigmoid": 2**18,
 }
-# Without a bias, torch's own kernels compute these in one pass forward and backward; compiled code is no faster.
-_ONE_PASS = ("relu", "relu6", "silu", "hard_swish", "sigmoid")
 
 
 def _compiled_from(activation: str, **statics: Hashable) -> int:
@@ -57,7 +55,6 @@ BIAS_ACTIVATION.register(
     "inductor",
     forward=compiled.bias_activation,
     backward=compiled.bias_activation_backward,
-    finish_backward=compiled.with_bias_gradient,
 )
 WEIGHTED_SQUARED_RELU = Op(
     "weighted_squared_relu",
@@ -72,7 +69,7 @@ WEIGHTED_SQUARED_RELU = Op(
 def _backend(inp: Tensor, bias: Tensor | None, activation: str) -> str | None:
     """Return the requested backend, or "reference" if none is requested and plain torch is as fast."""
     asked = requested()
-    if asked is None and bias is None and activation in _ONE_PASS and inp.is_cpu:
+    if asked is None and bias is None and inp.is_cpu and ACTIVATIONS[activation].is_one_pass(inp.dtype):
         return "reference"
     return asked
 

@@ -144,9 +144,13 @@ def _forward(
         if not x.is_cuda and requested() in (None, "reference"):
             return formulas.batch_norm_of_batch(x, weight, bias, running, residual, momentum, eps, activation)
         mean, variance = torch.batch_norm_update_stats(x, *running, momentum)
-    compute = compute_dtype(x.dtype)
-    rstd = torch.rsqrt(variance.to(compute) + eps)
-    mean = mean.clone() if mean is running[0] else mean  # which training updates, perhaps before the backward pass
+    if mean is running[0]:
+        mean = mean.clone()  # which training updates, perhaps before the backward pass
+        rstd = torch.rsqrt(variance.to(compute_dtype(x.dtype)) + eps)
+    elif _is_rounded(mean):
+        mean, rstd = formulas.statistics_by_kernel(x, eps)
+    else:
+        rstd = torch.rsqrt(variance + eps)
     return _normalized(x, weight, bias, mean, rstd, residual, activation=activation), mean, rstd
 
 
@@ -164,6 +168,11 @@ def _normalized(
     args = (x, mean, rstd, weight, bias, residual)
     result: Tensor = BATCH_NORM.run("forward", args, requested(), activation=activation, out_dtype=dtype)
     return result.contiguous(memory_format=channels_last_of(x) or torch.contiguous_format)
+
+
+def _is_rounded(of_batch: Tensor) -> bool:
+    """Check whether torch's kernel rounded statistics of a batch, as it does beside parameters of 16 bits."""
+    return of_batch.dtype.itemsize < 4
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -184,17 +193,15 @@ class _BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         given = (weight, bias, residual, training, momentum, eps, activation)
         result, mean, rstd = owned(_forward(x, running, *given))
-        is_rounded = rstd.dtype.itemsize < 4  # by torch's kernel, for parameters of 16 bits
+        is_rounded = _is_rounded(rstd)
         if is_rounded:
-            mean, rstd = formulas.statistics(x, eps)
+            mean, rstd = formulas.statistics_by_kernel(x, eps)
         by_result = activation is not None and ACTIVATIONS[activation].saves_result(result.dtype)
         ctx.from_result = by_result and residual is not None
         kept = result if ctx.from_result else None if activation is None else residual
         ctx.save_for_backward(x, weight, bias, mean, rstd, kept)
         ctx.of_batch, ctx.eps, ctx.activation = training or running[0] is None, eps, activation
-        # Compiled code computes the gradient of the activation in both of its passes.
-        is_costly = activation is not None and not by_result and channels_last_of(x) is None
-        ctx.backend = requested() or ("reference" if x.is_cpu and is_costly else None)
+        ctx.backend = requested()
         if kept is residual and not is_rounded:
             # torch's kernel for the statistics of a batch on the CPU rounds as the formula does, not as compiled code.
             by_kernel = ctx.of_batch and x.is_cpu

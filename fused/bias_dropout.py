@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from fused.backends import Op, requested
 from fused.backends.reference import bias_dropout as formulas
-from fused.backends.reference.numbers import sum_over_rows
 from fused.backends.rows import as_rows
 from fused.backends.tracing import differentiated, needs_reference, transformed, watched
 from fused.checks import MismatchError, broadcast_shape, check_broadcast, check_float, check_same_device, shape
@@ -22,36 +21,6 @@ from fused.sharding import localise, sharded
 Tensor = torch.Tensor
 Keep = Tensor | DropoutStream
 BiasDropoutAdd = Callable[[tuple[Tensor, Tensor | None], Tensor, float], Tensor]
-
-
-def _elementwise_backward(
-    g: Tensor, keep: Tensor | None, scale: Any, *, x_dtype: torch.dtype | None, bias_dtype: torch.dtype | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Compute the gradients of x and of x + bias, the latter not yet summed over rows.
-
-    The second is None if the bias needs no gradient or the gradient of x can be summed for it.
-    """
-    wanted = formulas.compute_dtype(g.dtype)
-    dx, _ = formulas.bias_dropout_backward(g, keep, scale, x_dtype=x_dtype, bias_dtype=None)
-    if bias_dtype is None or x_dtype == wanted:
-        return dx, None
-    return dx, formulas.bias_dropout_backward(g, keep, scale, x_dtype=wanted, bias_dtype=None)[0]
-
-
-def _sum_compiled(
-    gradients: tuple[Tensor | None, Tensor | None],
-    args: Sequence[Any],
-    *,
-    x_dtype: torch.dtype | None,
-    bias_dtype: torch.dtype | None,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Compute the gradients of x and the bias from those of the compiled code.
-
-    The sum over rows is not compiled: it would be slower there, and one running sum per column.
-    """
-    dx, dz = gradients
-    dz = dx if dz is None else dz
-    return dx, None if bias_dtype is None or dz is None else sum_over_rows(dz).to(bias_dtype)
 
 
 # Number of elements from which compiled code is faster, forward and backward together.
@@ -65,9 +34,6 @@ BIAS_DROPOUT = Op(
     operands=lambda args: (args[2], args[0]),
     small_on_cpu=lambda **statics: _COMPILED_FROM,
     kernels="fused.backends.triton.bias_dropout",
-)
-BIAS_DROPOUT.register(
-    "inductor", forward=formulas.bias_dropout, backward=_elementwise_backward, finish_backward=_sum_compiled
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -27,6 +28,19 @@ gradients g of the losses, the gradient of the logits, perhaps written over them
 def comes_with_gradients(reduction: str, hidden: Tensor) -> bool:
     """Check whether gradients are computed together with the loss, and scaled in the backward pass."""
     return reduction != "none" and has_exact_products(hidden)
+
+
+def expects_one(reduction: str, hidden: Tensor) -> bool:
+    """Check whether gradients are computed together with the loss for a loss gradient of 1, and scaled if exact.
+
+    They are in bfloat16 then, which a power of two scales exactly. A sum is mostly divided by a number of tokens.
+    """
+    return reduction == "mean" and hidden.dtype == torch.bfloat16 and not has_exact_products(hidden)
+
+
+def is_power_of_two(number: Tensor) -> bool:
+    """Check whether a tensor of one number holds a power of two, by which a product is exact."""
+    return math.frexp(number.item())[0] == 0.5
 
 
 def has_exact_products(tensor: Tensor) -> bool:
@@ -91,38 +105,39 @@ def sweep(
 
 
 class Sums:
-    """Gradients of hidden, weight and bias, accumulated over the chunks."""
+    """Gradients of hidden, weight and bias, summed over the chunks in float32 or wider.
+
+    The first chunk's are not added to zeros: often there is only one.
+    """
 
     def __init__(self, rows: Tensor, weight: Tensor, bias: Tensor | None, needs: Sequence[bool]) -> None:
-        self.rows, self.weight_itself = rows, weight
-        wide = compute_dtype(rows.dtype)
-        self.hidden = self.weight = self.bias = None
-        if not any(needs):
-            return
-        if needs[0]:
-            self.hidden = torch.empty_like(rows, dtype=wide if has_exact_products(rows) else rows.dtype)
-        if needs[1]:
-            self.weight = torch.zeros_like(weight, dtype=wide)
-        if needs[2] and bias is not None:
-            self.bias = torch.zeros_like(bias, dtype=wide)
+        self.rows, self.of, self.dtype = rows, weight, gradient_dtype(rows)
+        needs_hidden, self.needs_weight, needs_bias = (*needs, False, False, False)[:3]
+        self.needs_bias = needs_bias and bias is not None
+        self.hidden = torch.empty_like(rows, dtype=self.dtype) if needs_hidden else None
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
 
     def add(self, chunk: slice, dlogits: Tensor) -> None:
         if self.hidden is not None:
-            self.hidden[chunk] = _product(dlogits, self.weight_itself)
-        if self.weight is not None:
+            self.hidden[chunk] = _product(dlogits, self.of)
+        if self.needs_weight:
             turned, rows = dlogits.t(), self.rows[chunk]
-            if self.weight.dtype == rows.dtype:
-                self.weight.addmm_(turned, rows)
-            elif rows.is_cuda:
-                # The product adds to the sum itself: no second [vocab, features].
-                torch.addmm(self.weight, turned, rows, out_dtype=self.weight.dtype, out=self.weight)
-            else:
-                self.weight += _product(turned, rows)
-        if self.bias is not None:
-            self.bias += dlogits.sum(0, dtype=self.bias.dtype)
+            self.weight = _product(turned, rows) if self.weight is None else _added(self.weight, turned, rows)
+        if self.needs_bias:
+            of_bias = dlogits.sum(0, dtype=self.dtype)
+            self.bias = of_bias if self.bias is None else self.bias.to(compute_dtype(self.dtype)).add_(of_bias)
 
     def gradients(self, shape: Sequence[int]) -> Gradients:
-        return None if self.hidden is None else self.hidden.reshape(shape), self.weight, self.bias
+        """Return the sums, that of hidden in this shape, in the `gradient_dtype`."""
+        of_hidden = None if self.hidden is None else self.hidden.reshape(shape)
+        of_weight, of_bias = (None if one is None else one.to(self.dtype) for one in (self.weight, self.bias))
+        return of_hidden, of_weight, of_bias
+
+
+def gradient_dtype(hidden: Tensor) -> torch.dtype:
+    """Return the dtype of the gradients of the chunks: float32 or wider where torch has such products."""
+    return compute_dtype(hidden.dtype) if has_exact_products(hidden) else hidden.dtype
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -130,3 +145,13 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype.itemsize < 4 and has_exact_products(a):
         return torch.mm(a, b, out_dtype=torch.float32)
     return linear(a, b.t())
+
+
+def _added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return total + a @ b in float32 or wider, written over the total if that is as wide."""
+    if total.dtype == b.dtype and total.dtype.itemsize >= 4:
+        return total.addmm_(a, b)
+    if b.is_cuda:
+        # The product adds to the sum itself: no second [vocab, features].
+        return torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    return total.to(compute_dtype(total.dtype)).add_(_product(a, b))

@@ -85,7 +85,6 @@ GATED_ACTIVATION.register(
     "inductor",
     forward=compiled_gated.gated_activation,
     backward=compiled_gated.gated_activation_backward,
-    finish_backward=compiled_gated.with_bias_gradient,
 )
 
 

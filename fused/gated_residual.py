@@ -81,8 +81,7 @@ def _applied(residual: Tensor, value: Tensor, gate: Tensor) -> Tensor:
 
 
 def _forward(residual: Tensor, value: Tensor, gate: Tensor) -> Tensor:
-    backend = requested() or ("reference" if value.is_cpu else None)  # on the CPU torch's own kernel is as fast
-    result: Tensor = GATED_RESIDUAL.run("forward", (residual, value, gate), backend)
+    result: Tensor = GATED_RESIDUAL.run("forward", (residual, value, gate), requested())
     return result
 
 
@@ -103,9 +102,6 @@ class _GatedResidual(torch.autograd.Function):
         residual_dtype, value_dtype = (
             dtype if needed else None for dtype, needed in zip(ctx.dtypes, ctx.needs_input_grad, strict=False)
         )
-        # Compiled code sums well along the last dimension only.
-        is_plain = g.is_cpu and gate.shape[-1:] == g.shape[-1:]
-        backend = ctx.backend or ("reference" if is_plain else None)
-        of_value, of_gate = GATED_RESIDUAL.run("backward", (g, value, gate), backend, value_dtype=value_dtype)
+        of_value, of_gate = GATED_RESIDUAL.run("backward", (g, value, gate), ctx.backend, value_dtype=value_dtype)
         of_gate = None if of_gate is None else of_gate.reshape(gate.shape)
         return None if residual_dtype is None else g.to(residual_dtype), of_value, of_gate

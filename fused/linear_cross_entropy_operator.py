@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fused.backends import requested
 from fused.backends.reference.numbers import compute_dtype
-from fused.chunked_loss import Sums, comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
+from fused.chunked_loss import comes_with_gradients, gradient_dtype, over_units, row_gradients, sweep, unit_gradients
 from fused.cross_entropy import check_range
 from fused.loss import Loss
 from fused.loss_autograd import cross_entropy_of_chunks
@@ -139,8 +139,12 @@ def _loss(*settings: Any) -> Loss:
 def _buffers(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sums = Sums(hidden.reshape(-1, hidden.shape[-1]), weight, bias, needs)
-    return _filled(sums.gradients(hidden.shape), hidden)
+    dtype, operands = gradient_dtype(hidden), (hidden, weight, bias)
+    made = [
+        each.new_empty(each.shape, dtype=dtype) if needed and each is not None else None
+        for each, needed in zip(operands, (*needs, False, False, False), strict=False)
+    ]
+    return _filled(made, hidden)
 
 
 def _filled(gradients: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,16 @@ from torch import Tensor
 from fused.backends import requested
 from fused.backends.tracing import differentiated
 from fused.checks import MismatchError, check_float, check_same_device, shape
-from fused.chunked_loss import OfChunk, comes_with_gradients, over_units, row_gradients, sweep, unit_gradients
+from fused.chunked_loss import (
+    OfChunk,
+    comes_with_gradients,
+    expects_one,
+    is_power_of_two,
+    over_units,
+    row_gradients,
+    sweep,
+    unit_gradients,
+)
 from fused.loss import reduced
 from fused.loss_autograd import watched
 from fused.torch_internals.modes import is_autocasting
@@ -67,14 +76,17 @@ class _LinearLoss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(hidden, weight, bias, *others)
         ctx.loss, ctx.chunk_rows, ctx.backend = loss, chunk_rows, requested()
-        now = comes_with_gradients(loss.reduction, hidden)
-        g = unit_gradients(hidden) if now else None
+        count, g = loss.count(others), None
+        if comes_with_gradients(loss.reduction, hidden):
+            g = unit_gradients(hidden)
+        elif expects_one(loss.reduction, hidden):
+            g = row_gradients(hidden.new_ones(()), hidden, count)
         of_chunk = loss.of_chunks(weight.shape[0], others, ctx.backend)
         (losses, *metrics), gradients = sweep(hidden, weight, bias, of_chunk, chunk_rows, g, ctx.needs_input_grad)
         ctx.mark_non_differentiable(*metrics)
         # Not in save_for_backward: backward scales them in place and drops them. A second one recomputes them.
-        ctx.gradients = gradients if now else None
-        return reduced(losses, loss.reduction, loss.count(others)), *metrics
+        ctx.gradients = None if g is None else gradients
+        return reduced(losses, loss.reduction, count), *metrics
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -83,16 +95,26 @@ class _LinearLoss(torch.autograd.Function):
         unused = (None,) * (2 + len(others))
         if watched(g):
             return *_by_autograd(ctx, g, (hidden, weight, bias), others), *unused
-        found, ctx.gradients = ctx.gradients, None
-        units, count = comes_with_gradients(ctx.loss.reduction, hidden), ctx.loss.count(others)
-        if found is None:
-            of_rows = unit_gradients(hidden) if units else row_gradients(g, hidden, count)
-            of_chunk = ctx.loss.of_chunks(weight.shape[0], others, ctx.backend)
-            _, found = sweep(hidden, weight, bias, of_chunk, ctx.chunk_rows, of_rows, ctx.needs_input_grad)
-        if units:
+        kept, ctx.gradients = ctx.gradients, None
+        count, factor = ctx.loss.count(others), None
+        if comes_with_gradients(ctx.loss.reduction, hidden):
+            found = kept or _gradients(ctx, unit_gradients(hidden), hidden, weight, bias, others)
             factor = over_units(g, hidden.dtype, count)
+        elif kept is not None and is_power_of_two(g):
+            found, factor = kept, None if g == 1 else g
+        else:
+            found = _gradients(ctx, row_gradients(g, hidden, count), hidden, weight, bias, others)
+        if factor is not None:
             found = tuple(None if one is None else one.mul_(factor) for one in found)
         return *(None if one is None else one.to(hidden.dtype) for one in found), *unused
+
+
+def _gradients(
+    ctx: Any, of_rows: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, others: Others
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of the operands, the logits anew, from those of the losses of the rows."""
+    of_chunk = ctx.loss.of_chunks(weight.shape[0], others, ctx.backend)
+    return sweep(hidden, weight, bias, of_chunk, ctx.chunk_rows, of_rows, ctx.needs_input_grad)[1]
 
 
 def _by_autograd(

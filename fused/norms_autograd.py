@@ -29,9 +29,8 @@ RMS_NORM = Op(
 RMS_NORM.register(
     "inductor",
     forward=compiled_norms.rms_norm,
-    backward=compiled_norms.rms_norm_backward,
+    backward=formulas.rms_norm_backward,
     finish_forward=compiled_norms.rms_norm_statistics,
-    finish_backward=compiled_norms.rms_norm_sums,
 )
 LAYER_NORM = Op(
     "layer_norm",
@@ -44,8 +43,7 @@ LAYER_NORM = Op(
 LAYER_NORM.register(
     "inductor",
     forward=formulas.layer_norm,
-    backward=compiled_norms.layer_norm_backward,
-    finish_backward=compiled_norms.layer_norm_sums,
+    backward=formulas.layer_norm_backward_in_one_loop,
 )
 
 

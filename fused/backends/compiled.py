@@ -6,12 +6,13 @@ They are never differentiated, so `abs` and `where` are safe.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from fused.backends.reference.activations import ACTIVATIONS, biased
 from fused.backends.reference.numbers import sum_over_rows
+from fused.backends.tracing import computed_first
 
 Tensor = torch.Tensor
 
@@ -62,7 +63,6 @@ def mish_pair(z: Tensor) -> tuple[Tensor, Tensor]:
 
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {"gelu_tanh": _tanh_gelu, "mish": lambda z: mish_pair(z)[0]}
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "gelu": lambda g, z: g * erf_gelu_pair(z)[1],
     "gelu_tanh": lambda g, z: g * tanh_gelu_pair(z)[1],
     "mish": lambda g, z: g * mish_pair(z)[1],
 }
@@ -77,31 +77,13 @@ def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Tenso
 def bias_activation_backward(
     g: Tensor, x: Tensor, bias: Tensor | None, *, activation: str, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Compute the gradients of x and of x + bias, the latter not yet summed over rows.
-
-    The second is None if the bias needs no gradient or the gradient of x can be summed for it.
-    """
+    """Compute the reference formula of this name."""
     entry = ACTIVATIONS[activation]
     from_result = entry.result_gradient if entry.saves_result(x.dtype) else None
-    z, _ = biased(x, bias if from_result is None else None)
+    z, dtype = biased(x, bias if from_result is None else None)
     dz = (from_result or _GRADIENTS.get(activation, entry.gradient))(g.to(z.dtype), z)
-    dx = dz.to(x.dtype) if needs[0] else None
-    return dx, dz if needs[1] and not (needs[0] and dz.dtype == x.dtype) else None
-
-
-def with_bias_gradient(
-    gradients: tuple[Tensor | None, Tensor | None],
-    args: Sequence[Tensor | None],
-    *,
-    activation: str,
-    needs: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Compute the gradients of x and the bias from those of the compiled code.
-
-    The sum over rows is not compiled: it would be slower there, and one running sum per column.
-    """
-    dx, dz = gradients
-    dz, bias = dx if dz is None else dz, args[2]
-    if not needs[1] or dz is None or bias is None:
-        return dx, None
-    return dx, sum_over_rows(dz).to(bias.dtype)
+    dx = None
+    if needs[0]:
+        dx = computed_first(dz.to(x.dtype))
+        dz = dx.to(dz.dtype) if dtype == x.dtype else dz
+    return dx, sum_over_rows(dz).to(bias.dtype) if needs[1] and bias is not None else None

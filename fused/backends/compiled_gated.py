@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -104,11 +104,7 @@ def gated_activation_backward(
     activation: str,
     needs: tuple[bool, bool, bool, bool],
 ) -> Gradients:
-    """Compute the gradients of the reference formula, except for the bias.
-
-    For the bias, returns the gradient of y + bias not yet summed, or None if the gradient of y can be summed for it.
-    For two halves of one tensor, returns its gradient as that of y.
-    """
+    """Compute the reference formula of this name; for two halves of one tensor, with its gradient as that of y."""
     is_whole, up_first = y is None or up is None, y is None
     # The half is g's size, not a quotient: otherwise the compiler treats two equal sizes as different, and loops twice.
     half = g.shape[-1]
@@ -138,19 +134,7 @@ def gated_activation_backward(
     wanted = needs[0] or needs[1]
     parts = (dlinear, dgate) if up_first else (dgate, dlinear)
     dy = torch.cat([part.to(y.dtype) for part in parts], -1) if wanted else None
-    unsummed = bias is not None and needs[2] and not (wanted and gate.dtype == y.dtype)
-    return dy, None, torch.cat((dgate, dlinear), -1) if unsummed else None, dweights
-
-
-def with_bias_gradient(
-    gradients: Gradients, args: Sequence[Tensor | None], *, activation: str, needs: tuple[bool, bool, bool, bool]
-) -> Gradients:
-    """Sum the bias gradient over rows, outside compiled code.
-
-    Compiled, the sum would be slower, and one running sum per column.
-    """
-    dy, dup, dz, dweights = gradients
-    bias, dz = args[3], dy if dz is None else dz
-    if not needs[2] or bias is None or dz is None:
-        return dy, dup, None, dweights
-    return dy, dup, sum_over_rows(dz).to(bias.dtype), dweights
+    of_bias = None
+    if bias is not None and needs[2]:
+        of_bias = torch.cat([sum_over_rows(part) for part in (dgate, dlinear)], -1).to(bias.dtype)
+    return dy, None, of_bias, dweights

@@ -1,9 +1,6 @@
 """Norms written for the compiler, to compile to one loop over the rows.
 
-In compiled code, a result of one number per row splits the loop in two unless it is itself a sum. A sum over the rows
-splits it as well, with the second loop in the wrong order, and adds in a row. So compiled code sums blocks of rows, and
-plain torch sums the blocks. torch's own layer norm sums the gradient of its weight in one pass without blocks, exactly
-as eager torch does, but 16-bit numbers in 16 bits: it serves layer norms of float32 and float64.
+In compiled code, a result of one number per row splits the loop in two unless it is itself a sum.
 """
 
 from __future__ import annotations
@@ -15,12 +12,9 @@ import torch
 from fused.backends.reference import adaptive_norm as adaptive
 from fused.backends.reference import norms as formulas
 from fused.backends.reference.norms import Casting
-from fused.backends.reference.numbers import compute_dtype, sum_over_rows
+from fused.backends.reference.numbers import compute_dtype
 
 Tensor = torch.Tensor
-
-# Rows in a block: this many stay in the cache.
-_BLOCK = 8
 
 
 def rms_norm(
@@ -40,72 +34,6 @@ def rms_norm_statistics(
     """Replace the sum of squares in the results of `rms_norm` by the reciprocal RMS of each row."""
     normed, total, squares = results
     return normed, total, squares.div_(args[0].shape[-1]).add_(eps).rsqrt_()
-
-
-def rms_norm_backward(
-    g: Tensor,
-    g_total: Tensor | None,
-    x: Tensor,
-    weight: Tensor | None,
-    rstd: Tensor,
-    *,
-    casting: Casting,
-    needs: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Compute the gradient of x, and the gradient of the weight summed over blocks of rows."""
-    dx, _ = formulas.rms_norm_backward(g, g_total, x, weight, rstd, casting=casting, needs=(needs[0], False))
-    return dx, _sum_blocks(g.to(rstd.dtype) * x.to(rstd.dtype) * rstd) if needs[1] else None
-
-
-def rms_norm_sums(
-    gradients: tuple[Tensor | None, Tensor | None],
-    args: Sequence[Tensor],
-    *,
-    casting: Casting,
-    needs: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Compute the gradients of x and of the weight from those of the compiled code."""
-    dx, dweight = gradients
-    return dx, _finished(dweight, args[3].dtype if needs[1] else None)
-
-
-def layer_norm_backward(
-    g: Tensor,
-    g_total: Tensor | None,
-    x: Tensor,
-    weight: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    *,
-    bias_dtype: torch.dtype | None,
-    needs: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradient of x, and for 16-bit numbers the others summed over blocks of rows."""
-    by_torch = _torch_sums(g, x, mean)
-    g = g.to(mean.dtype)
-    normed = (x.to(mean.dtype) - mean) * rstd
-    dx = None
-    if needs[0]:
-        h = g if weight is None else g * weight.to(mean.dtype)
-        dx = rstd * (h - h.mean(-1, keepdim=True) - normed * (h * normed).mean(-1, keepdim=True))
-        dx = (dx if g_total is None else dx + g_total).to(x.dtype)
-    dweight = _sum_blocks(g * normed) if needs[1] and not by_torch else None
-    return dx, dweight, None if bias_dtype is None or by_torch else _sum_blocks(g)
-
-
-def layer_norm_sums(
-    gradients: tuple[Tensor | None, Tensor | None, Tensor | None],
-    args: Sequence[Tensor],
-    *,
-    bias_dtype: torch.dtype | None,
-    needs: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients of x, the weight and the bias from those of the compiled code."""
-    g, _, x, weight, mean, rstd = args
-    dx, dweight, dbias = gradients
-    if _torch_sums(g, x, mean) and (needs[1] or bias_dtype is not None):
-        dweight, dbias = _sums(g, x, mean, rstd, (needs[1], bias_dtype is not None))
-    return dx, _finished(dweight, weight.dtype if needs[1] else None), _finished(dbias, bias_dtype)
 
 
 def adaptive_layer_norm(
@@ -139,31 +67,3 @@ def adaptive_layer_norm_statistics(
     normed, total, squares = results
     columns, shape = args[0].shape[-1], (*args[0].shape[:-1], 1)
     return normed, total.div_(columns).view(shape), squares.div_(columns).add_(eps).rsqrt_().view(shape)
-
-
-def _torch_sums(g: Tensor, x: Tensor, statistics: Tensor) -> bool:
-    """Check whether torch's layer norm supports these dtypes and sums in the dtype of the statistics."""
-    return g.dtype == x.dtype == statistics.dtype
-
-
-def _sums(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, needs: tuple[bool, bool]) -> tuple[Tensor | None, ...]:
-    """Compute Σ_rows g·(x − mean)·rstd and Σ_rows g with torch's kernel."""
-    ones = torch.ones(x.shape[-1:], dtype=mean.dtype, device=x.device)
-    sums = torch.ops.aten.native_layer_norm_backward(g, x, x.shape[-1:], mean, rstd, ones, ones, [False, *needs])
-    return tuple(sums[1:])
-
-
-def _sum_blocks(gradient: Tensor) -> Tensor:
-    """Sum ``[rows, hidden]`` over blocks of rows to ``[blocks, hidden]``, the last of which may be shorter."""
-    if gradient.ndim == 1:
-        return gradient
-    rows, hidden = gradient.shape
-    rest = rows % _BLOCK
-    blocks = gradient[: rows - rest].reshape(-1, _BLOCK, hidden).sum(1)
-    return torch.cat((blocks, gradient[rows - rest :].sum(0, keepdim=True))) if rest else blocks
-
-
-def _finished(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
-    if gradient is None or dtype is None:
-        return None
-    return sum_over_rows(gradient).to(dtype)

@@ -55,7 +55,7 @@ class Op:
     small_on_cpu: Callable[..., float] | None = None
     kernels: str | None = None
     implementations: dict[str, dict[Part, Formula]] = field(default_factory=dict)
-    finishers: dict[tuple[str, Part], Formula] = field(default_factory=dict, init=False)
+    finish_forward: Formula | None = field(default=None, init=False)
     _logged: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
@@ -64,25 +64,17 @@ class Op:
         OPS[self.name] = self
 
     def register(
-        self,
-        backend: str,
-        *,
-        forward: Formula,
-        backward: Formula,
-        finish_forward: Formula | None = None,
-        finish_backward: Formula | None = None,
+        self, backend: str, *, forward: Formula, backward: Formula, finish_forward: Formula | None = None
     ) -> None:
         """Register formulas with better compiled code for "inductor", or kernels for "triton".
 
         All have the signatures of the reference formulas. A kernel may return NotImplemented for unsupported
-        arguments; the next backend then runs. ``finish_backward(results, args, **statics)`` does the part that plain
-        torch does better than compiled code, and returns the final results; likewise ``finish_forward``.
+        arguments; the next backend then runs. ``finish_forward(results, args, **statics)`` does in plain torch what
+        would split the loop of compiled code, and returns the final results.
         """
         self.implementations[backend] = {"forward": forward, "backward": backward}
         if finish_forward is not None:
-            self.finishers[backend, "forward"] = finish_forward
-        if finish_backward is not None:
-            self.finishers[backend, "backward"] = finish_backward
+            self.finish_forward = finish_forward
 
     def run(self, part: Part, args: Sequence[Any], request: str | None = None, **statics: Hashable) -> Any:
         """Run the forward or the backward formula on the backend chosen for these arguments.
@@ -199,8 +191,8 @@ class Op:
         if self.canonical is not None:
             args, finish = self.canonical(args)
         results = inductor.run(formula, args, statics, device)
-        if ("inductor", part) in self.finishers:
-            results = self.finishers["inductor", part](results, args, **statics)
+        if part == "forward" and self.finish_forward is not None:
+            results = self.finish_forward(results, args, **statics)
         return results if finish is None else finish(results)
 
 

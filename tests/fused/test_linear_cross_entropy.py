@@ -77,6 +77,21 @@ def test_a_scaled_loss_takes_no_second_pass_over_the_logits(monkeypatch):
     torch.testing.assert_close(gradients(result, inputs), expected)
 
 
+@pytest.mark.parametrize("g", [1.0, 0.125, -2.0, 0.3])
+def test_gradients_in_bfloat16_are_scaled_by_powers_of_two_only(g, monkeypatch):
+    *inputs, bias = operands(dtype=torch.bfloat16)
+    expected = gradients(chunked(*inputs, bias, chunk_rows=4, reduction="sum") / 9, [*inputs[:2], bias])
+    result = chunked(*inputs, bias, chunk_rows=4)
+    passes = []
+    run = LOSS.run
+    monkeypatch.setattr(LOSS, "run", lambda *args, **statics: passes.append(g) or run(*args, **statics))
+    found = gradients(result, [*inputs[:2], bias], torch.tensor(g))
+    assert bool(passes) == (g not in (1.0, 0.125))
+    for mine, one in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, g * one, rtol=2**-7, atol=2**-9)
+    monkeypatch.undo()
+
+
 def test_a_second_backward_pass_is_as_the_first():
     inputs = operands()
     result = chunked(*inputs, chunk_rows=4)

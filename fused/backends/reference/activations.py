@@ -32,6 +32,7 @@ class Activation:
         result_gradient: ``result_gradient(g, y)`` at y = value(z), for activations that can save for the backward
             pass their result, which the next layer saves as well, instead of their input.
         survives_rounding: whether a result rounded to 16 bits gives the same gradient.
+        has_kernels: whether value and gradient are one kernel of torch each, which rounds 16-bit numbers once.
     """
 
     value: Callable[[Tensor], Tensor]
@@ -40,10 +41,15 @@ class Activation:
     precise_gradient: Callable[[Tensor, Tensor], Tensor] | None = None
     result_gradient: Callable[[Tensor, Tensor], Tensor] | None = None
     survives_rounding: bool = False
+    has_kernels: bool = False
 
     def saves_result(self, dtype: torch.dtype) -> bool:
         """Check whether the backward pass starts from a result of this dtype, not from x of this dtype."""
         return self.result_gradient is not None and (self.survives_rounding or dtype.itemsize >= 4)
+
+    def is_one_pass(self, dtype: torch.dtype) -> bool:
+        """Check whether plain torch computes the value, and the gradient from what is saved, in one pass each."""
+        return self.has_kernels and (self.result_gradient is None or self.saves_result(dtype))
 
 
 def _silu_gradient(g: Tensor, z: Tensor) -> Tensor:
@@ -87,11 +93,15 @@ def _relu6_gradient(g: Tensor, z: Tensor) -> Tensor:
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "relu": Activation(torch.relu, _relu_gradient, result_gradient=_relu_gradient, survives_rounding=True),
-    "relu6": Activation(F.relu6, _relu6_gradient, result_gradient=_relu6_gradient, survives_rounding=True),
+    "relu": Activation(
+        torch.relu, _relu_gradient, result_gradient=_relu_gradient, survives_rounding=True, has_kernels=True
+    ),
+    "relu6": Activation(
+        F.relu6, _relu6_gradient, result_gradient=_relu6_gradient, survives_rounding=True, has_kernels=True
+    ),
     "relu2": Activation(lambda z: torch.relu(z).square(), lambda g, z: 2 * g * torch.relu(z)),
-    "hard_swish": Activation(F.hardswish, lambda g, z: _aten.hardswish_backward(g, z)),
-    "silu": Activation(F.silu, _silu_gradient),
+    "hard_swish": Activation(F.hardswish, lambda g, z: _aten.hardswish_backward(g, z), has_kernels=True),
+    "silu": Activation(F.silu, _silu_gradient, has_kernels=True),
     "mish": Activation(F.mish, _mish_gradient),
     "quick_gelu": Activation(lambda z: z * torch.sigmoid(QUICK * z), _quick_gelu_gradient),
     "gelu": Activation(F.gelu, lambda g, z: _aten.gelu_backward(g, z), precise_value=_erf_gelu),
@@ -109,6 +119,7 @@ ACTIVATIONS: dict[str, Activation] = {
         torch.sigmoid,
         lambda g, z: _aten.sigmoid_backward(g, torch.sigmoid(z)),
         result_gradient=lambda g, y: _aten.sigmoid_backward(g, y),
+        has_kernels=True,
     ),
 }
 
@@ -156,6 +167,8 @@ def activation_gradient_over(name: str | None, d: Tensor, z: Tensor) -> Tensor:
 def bias_activation(x: Tensor, bias: Tensor | None, *, activation: str) -> Tensor:
     """Compute act(x + bias), in float32 for 16-bit numbers, and return it in the dtype of x + bias."""
     entry = ACTIVATIONS[activation]
+    if bias is None and entry.is_one_pass(x.dtype):
+        return entry.value(x)
     z, dtype = biased(x, bias)
     precise = entry.precise_value
     if precise is not None and dtype == torch.float32 and not transformed():
@@ -172,6 +185,8 @@ def bias_activation_backward(
     """
     entry = ACTIVATIONS[activation]
     from_result = entry.result_gradient if entry.saves_result(x.dtype) else None
+    if bias is None and entry.is_one_pass(x.dtype) and g.dtype == x.dtype and not torch.is_grad_enabled():
+        return (from_result or entry.gradient)(g, x) if needs[0] else None, None
     z, dtype = biased(x, bias if from_result is None else None)
     precise = entry.precise_gradient if dtype == torch.float32 else None
     dz = (precise or from_result or entry.gradient)(g.to(z.dtype), z)

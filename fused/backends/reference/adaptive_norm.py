@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fused.backends.reference import norms
-from fused.backends.reference.numbers import compute_dtype, reduce_to, sum_over_rows
+from fused.backends.reference.numbers import compute_dtype, reduce_to
 from fused.backends.tracing import is_compiled, needs_reference, watched
 
 Tensor = torch.Tensor
@@ -71,13 +71,11 @@ def adaptive_layer_norm_backward(
         y = _normed(g, x, weight, bias, mean, rstd, eps)
         of_scale = reduce_to(g * y, scale.shape).to(scale.dtype)
     h = g if scale is None else g * (1 + scale.to(g.dtype))
-    if is_compiled() and not torch.is_grad_enabled():
-        return _in_one_loop(h, x, weight, bias, mean, rstd, of_scale, of_shift, needs)
+    in_one_loop = is_compiled() and not torch.is_grad_enabled()
+    backward = norms.layer_norm_backward_in_one_loop if in_one_loop else norms.layer_norm_backward
     bias_dtype = bias.dtype if needs[4] and bias is not None else None
     of_rows = (needs[0], needs[3] and weight is not None)
-    dx, of_weight, of_bias = norms.layer_norm_backward(
-        h, None, x, weight, mean, rstd, bias_dtype=bias_dtype, needs=of_rows
-    )
+    dx, of_weight, of_bias = backward(h, None, x, weight, mean, rstd, bias_dtype=bias_dtype, needs=of_rows)
     return dx, of_scale, of_shift, of_weight, of_bias
 
 
@@ -97,26 +95,3 @@ def affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Compute y·weight + bias, either of them optional."""
     y = y if weight is None else y * weight.to(y.dtype)
     return y if bias is None else y + bias.to(y.dtype)
-
-
-def _in_one_loop(
-    h: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    of_scale: Tensor | None,
-    of_shift: Tensor | None,
-    needs: Needs,
-) -> tuple[Tensor | None, ...]:
-    """Write the gradient of the norm out, which compiles to one loop over the rows."""
-    normed = (x.to(mean.dtype) - mean) * rstd
-    dx = None
-    if needs[0]:
-        hw = h if weight is None else h * weight.to(h.dtype)
-        dx = rstd * (hw - hw.mean(-1, keepdim=True) - normed * (hw * normed).mean(-1, keepdim=True))
-        dx = dx.to(x.dtype)
-    of_weight = sum_over_rows(h * normed).to(weight.dtype) if needs[3] and weight is not None else None
-    of_bias = sum_over_rows(h).to(bias.dtype) if needs[4] and bias is not None else None
-    return dx, of_scale, of_shift, of_weight, of_bias

@@ -19,7 +19,7 @@ from fused.backends.reference.activations import (
     activation_gradient_over,
 )
 from fused.backends.reference.numbers import beside, compute_dtype, sum_over
-from fused.backends.tracing import is_compiled, needs_reference, watched
+from fused.backends.tracing import computed_first, is_compiled, needs_reference, watched
 from fused.torch_internals.batch_norm_gradients import strided_like
 
 Tensor = torch.Tensor
@@ -79,6 +79,13 @@ def statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return mean, torch.rsqrt((wide - beside(mean, x)).square().mean(dims) + eps)
 
 
+def statistics_by_kernel(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Compute what `statistics` does by torch's kernel, which casts no tensor of 16-bit numbers."""
+    ignored = x.new_zeros((2, x.shape[1]), dtype=compute_dtype(x.dtype))
+    mean, variance = torch.batch_norm_update_stats(x, ignored[0], ignored[1], 0.0)
+    return mean, torch.rsqrt(variance + eps)
+
+
 def batch_norm_backward(
     x: Tensor,
     g: Tensor,
@@ -108,6 +115,7 @@ def batch_norm_backward(
     elif activation is not None:
         through = activation_gradient if plain else activation_gradient_over
         d = through(activation, d, _summed(wide, mean, rstd, weight, bias, kept))
+        d = computed_first(d.to(g.dtype)).to(compute)
     found: list[Tensor | None] = [None, None, None, d.to(g.dtype) if needs[3] else None]
     if any(needs[:3]):
         of_inputs = _through_norm if plain else _by_kernel

@@ -52,10 +52,20 @@ def group_norm(
         rows, mean, rstd = _statistics_of_rows(x.to(compute), groups, eps)
         slope, start = map(_of_rows, _line(x, gamma, beta, mean, rstd))
         return activated(activation, rows * slope + start).to(out_dtype).reshape(x.shape), mean, rstd
-    z, mean, rstd = _normalized(x.to(compute), gamma, beta, groups, eps)
-    in_place = not is_compiled() and not needs_reference((x, weight, bias, scale, shift))
+    in_place = not needs_reference((x, weight, bias, scale, shift))
+    is_uncast = in_place and x.dtype == out_dtype and _suits_kernel(x, gamma, beta, activation)
+    z, mean, rstd = _normalized(x if is_uncast else x.to(compute), gamma, beta, groups, eps)
     z = activated_over(activation, z) if in_place else activated(activation, z)
     return z.to(out_dtype), mean, rstd
+
+
+def _suits_kernel(x: Tensor, gamma: Tensor | None, beta: Tensor | None, activation: str | None) -> bool:
+    """Check whether torch's kernel computes the result of 16-bit numbers as they are, in float32 and rounded once.
+
+    It does on the CPU beside γ and β in float32; numbers of the samples' own beside channels last are applied after it.
+    """
+    is_shared = all(each is None or each.ndim == 1 for each in (gamma, beta))
+    return x.is_cpu and activation is None and (is_shared or layout_of(x) == torch.contiguous_format)
 
 
 def _affine(
@@ -78,7 +88,7 @@ def _statistics_of_rows(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Ten
     """
     samples, channels = x.shape[:2]
     rows = x.reshape(samples * channels, -1)
-    near = x.reshape(samples, groups, channels // groups, -1)[:, :, 0].mean(-1)
+    near = x.reshape(samples, groups, channels // groups, *x.shape[2:])[:, :, 0].flatten(2).mean(-1)
     apart = rows - _of_rows(_of_channels(near, x))
     count = channels // groups * rows.shape[-1]
 
@@ -97,8 +107,9 @@ def _normalized(
     samples, channels, size = x.shape[0], x.shape[1], math.prod(x.shape[2:])
     x = x.contiguous(memory_format=layout_of(x))
     gamma, beta = (None if each is None else each.contiguous() for each in (gamma, beta))
-    if gamma is None and beta is not None:  # torch's kernel takes no bias alone
-        gamma = x.new_ones(channels)
+    if gamma is None and (beta is not None or x.dtype.itemsize < 4):
+        # torch's kernel takes no bias alone, and rounds statistics to the dtype of γ.
+        gamma = x.new_ones(channels, dtype=compute_dtype(x.dtype))
     if all(each is None or each.ndim == 1 for each in (gamma, beta)):
         normed, mean, rstd = _aten.native_group_norm(x, gamma, beta, samples, channels, size, groups, eps)
         return normed, mean, rstd
@@ -140,8 +151,10 @@ def group_norm_backward(
     gamma, beta = _affine(weight, bias, scale, shift, compute)
     if scale is not None or shift is not None:
         gamma = (mean.new_ones(channels) if gamma is None else gamma).expand(samples, channels)
-    wide, d = x.to(compute), g.to(compute)
-    if torch.is_grad_enabled() or is_compiled() or watched((g, x)) or not x.numel():
+    by_kernel = not (torch.is_grad_enabled() or is_compiled() or watched((g, x)) or not x.numel())
+    is_uncast = by_kernel and g.dtype == x.dtype and _suits_kernel(x, gamma, beta, activation)
+    wide, d = (x, g) if is_uncast else (x.to(compute), g.to(compute))
+    if not by_kernel:
         sums = _written_out(d, wide, gamma, beta, mean, rstd, activation)
     else:
         if activation is not None:

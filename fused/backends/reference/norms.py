@@ -88,9 +88,11 @@ def layer_norm(
     total = None if residual is None else x + residual
     x = x if total is None else total
     compute = compute_dtype(x.dtype)
-    weight, bias = (None if tensor is None else tensor.to(compute) for tensor in (weight, bias))
     # The CPU kernel computes in the dtype of the weight. Compilers and fake tensors do not model this.
-    mixed = x.is_cpu and weight is not None and not needs_reference((x, weight, bias))
+    mixed = x.is_cpu and x.dtype == out_dtype != compute and not needs_reference((x, weight, bias))
+    weight, bias = (None if tensor is None else tensor.to(compute) for tensor in (weight, bias))
+    if mixed and weight is None:
+        weight = x.new_ones(x.shape[-1:], dtype=compute)
     # The kernel has contiguous results, so it gets the rows in their order in memory.
     (rows,), back = in_memory_order([x if mixed else x.to(compute)], [x])
     results = _aten.native_layer_norm(rows, x.shape[-1:], weight, bias, eps)
@@ -129,3 +131,26 @@ def layer_norm_backward(
         dweight.to(weight.dtype) if needs[1] and weight is not None else None,
         None if bias_dtype is None else dbias.to(bias_dtype),
     )
+
+
+def layer_norm_backward_in_one_loop(
+    g: Tensor,
+    g_total: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    *,
+    bias_dtype: torch.dtype | None,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Compute what `layer_norm_backward` does, written out: this compiles to one loop over the rows, and the sums."""
+    g = g.to(mean.dtype)
+    normed = (x.to(mean.dtype) - mean) * rstd
+    dx = None
+    if needs[0]:
+        h = g if weight is None else g * weight.to(mean.dtype)
+        dx = rstd * (h - h.mean(-1, keepdim=True) - normed * (h * normed).mean(-1, keepdim=True))
+        dx = (dx if g_total is None else dx + g_total).to(x.dtype)
+    of_weight = sum_over_rows(g * normed).to(weight.dtype) if needs[1] and weight is not None else None
+    return dx, of_weight, None if bias_dtype is None else sum_over_rows(g).to(bias_dtype)

@@ -9,6 +9,9 @@ import torch
 
 from fused.backends.tracing import is_compiled
 
+_BLOCK = 8  # float32 numbers that compiled code adds in a row,
+_LANES = 16  # and rows of them side by side, where they follow each other in memory
+
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to accumulate in: float32 for 16-bit numbers, else the dtype itself."""
@@ -45,13 +48,23 @@ def reduce_to(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def sum_over(x: torch.Tensor, dims: list[int] | tuple[int, ...], *, keepdim: bool = False) -> torch.Tensor:
     """Sum over the dimensions, if any, as exactly as plain torch does.
 
-    Plain torch adds float32 numbers in pairs. Compiled code for the CPU adds them in a row, so it sums in float64.
+    Plain torch adds float32 numbers in pairs. Compiled code for the CPU adds them in a row, over all rows for each
+    column: so it sums blocks, which stay in the cache, and then the sums of these in float64.
     """
     if not dims:
         return x
     if not is_compiled() or not x.is_cpu or x.dtype != torch.float32:
         return x.sum(dims, keepdim=keepdim)
-    return x.sum(dims, keepdim=keepdim, dtype=torch.float64).float()
+    dim = max(each % x.ndim for each in dims)
+    size = _BLOCK * _LANES if dim == x.ndim - 1 else _BLOCK
+    blocks = x.shape[dim] // size
+    if blocks < 2:
+        return x.sum(dims, keepdim=keepdim, dtype=torch.float64).float()
+    whole, rest = x.split((blocks * size, x.shape[dim] - blocks * size), dim)
+    total = whole.unflatten(dim, (blocks, size)).sum(dim + 1).sum(dims, keepdim=keepdim, dtype=torch.float64)
+    if rest.shape[dim]:
+        total = total + rest.sum(dims, keepdim=keepdim, dtype=torch.float64)
+    return total.float()
 
 
 def sum_over_rows(x: torch.Tensor) -> torch.Tensor:

@@ -210,10 +210,10 @@ def test_what_compiled_code_leaves_to_plain_torch(op, monkeypatch):
     monkeypatch.setattr(availability, "why_unavailable", lambda backend, device: None)
     monkeypatch.setattr("fused.backends.inductor.run", lambda formula, args, statics, device: formula(*args))
     test_op.register(
-        "inductor", forward=torch.neg, backward=torch.neg, finish_backward=lambda results, args: results.sum()
+        "inductor", forward=torch.neg, backward=torch.neg, finish_forward=lambda results, args: results.sum()
     )
-    assert test_op.run("backward", (torch.ones(3),), "inductor") == -3
-    assert torch.equal(test_op.run("forward", (torch.ones(3),), "inductor"), -torch.ones(3))
+    assert test_op.run("forward", (torch.ones(3),), "inductor") == -3
+    assert torch.equal(test_op.run("backward", (torch.ones(3),), "inductor"), -torch.ones(3))
 
 
 def test_registered_kernels_run_and_may_decline(monkeypatch, op):
