@@ -141,17 +141,34 @@ def _forward(
     """Return the result, mean and 1/deviation, and update the running statistics in training."""
     mean, variance = running
     if training or mean is None or variance is None:
-        if not x.is_cuda and requested() in (None, "reference"):
+        if _by_kernel(x):
             return formulas.batch_norm_of_batch(x, weight, bias, running, residual, momentum, eps, activation)
-        mean, variance = torch.batch_norm_update_stats(x, *running, momentum)
-    if mean is running[0]:
+        mean, rstd = _of_batch(x, running, momentum, eps)
+    else:
         mean = mean.clone()  # which training updates, perhaps before the backward pass
         rstd = torch.rsqrt(variance.to(compute_dtype(x.dtype)) + eps)
-    elif _is_rounded(mean):
-        mean, rstd = formulas.statistics_by_kernel(x, eps)
-    else:
-        rstd = torch.rsqrt(variance + eps)
     return _normalized(x, weight, bias, mean, rstd, residual, activation=activation), mean, rstd
+
+
+def _by_kernel(x: Tensor) -> bool:
+    """Check whether torch's kernel normalizes by the statistics of the batch.
+
+    It rounds 16-bit numbers before the activation as well, and statistics beside parameters of 16 bits.
+    """
+    request = requested()
+    return not x.is_cuda and (request == "reference" or (request is None and x.dtype.itemsize >= 4))
+
+
+def _of_batch(x: Tensor, running: Running, momentum: float, eps: float) -> tuple[Tensor, Tensor]:
+    """Return mean and 1/deviation of the batch, and update the running statistics exactly as torch's kernel does."""
+    running_mean, running_var = running
+    is_rounded = x.is_cpu and (x if running_mean is None else running_mean).dtype.itemsize < 4
+    if is_rounded:
+        if running_mean is not None:
+            torch.batch_norm_update_stats(x, running_mean, running_var, momentum)
+        return formulas.statistics_by_kernel(x, eps)
+    mean, variance = torch.batch_norm_update_stats(x, running_mean, running_var, momentum)
+    return mean, torch.rsqrt(variance + eps)
 
 
 def _normalized(
@@ -168,11 +185,6 @@ def _normalized(
     args = (x, mean, rstd, weight, bias, residual)
     result: Tensor = BATCH_NORM.run("forward", args, requested(), activation=activation, out_dtype=dtype)
     return result.contiguous(memory_format=channels_last_of(x) or torch.contiguous_format)
-
-
-def _is_rounded(of_batch: Tensor) -> bool:
-    """Check whether torch's kernel rounded statistics of a batch, as it does beside parameters of 16 bits."""
-    return of_batch.dtype.itemsize < 4
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -193,8 +205,7 @@ class _BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         given = (weight, bias, residual, training, momentum, eps, activation)
         result, mean, rstd = owned(_forward(x, running, *given))
-        is_rounded = _is_rounded(rstd)
-        if is_rounded:
+        if rstd.dtype.itemsize < 4:
             mean, rstd = formulas.statistics_by_kernel(x, eps)
         by_result = activation is not None and ACTIVATIONS[activation].saves_result(result.dtype)
         ctx.from_result = by_result and residual is not None
@@ -202,9 +213,9 @@ class _BatchNorm(torch.autograd.Function):
         ctx.save_for_backward(x, weight, bias, mean, rstd, kept)
         ctx.of_batch, ctx.eps, ctx.activation = training or running[0] is None, eps, activation
         ctx.backend = requested()
-        if kept is residual and not is_rounded:
-            # torch's kernel for the statistics of a batch on the CPU rounds as the formula does, not as compiled code.
-            by_kernel = ctx.of_batch and x.is_cpu
+        by_kernel = ctx.of_batch and _by_kernel(x)
+        if kept is residual and not (by_kernel and x.dtype.itemsize < 4):
+            # torch's kernel rounds wider numbers as the formula does, not as compiled code.
             request = requested() or ("reference" if by_kernel else None)
             ctx.recomputation = Recomputation(result, partial(_normalized, activation=activation), request)
         return result

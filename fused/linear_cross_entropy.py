@@ -41,7 +41,9 @@ def linear_cross_entropy(
     and only scaled, in float32, in the backward pass: three matrix products, as many as with full logits. The gradients
     stay in memory from then on, the weight's in float32, as much as the backward pass would take in any case. For
     reduction "none", and where torch has no product of 16-bit matrices with a float32 result (the CPU), the backward
-    pass recomputes the logits, a fourth product: a gradient scaled after rounding would be rounded twice.
+    pass recomputes the logits, a fourth product: a gradient scaled after rounding would be rounded twice. A mean in
+    bfloat16 outside of `torch.compile` still has three, if the gradient of the loss is a power of two: its gradients
+    are computed for 1, and scaled exactly. With any other gradient of the loss it takes six.
 
     Args:
         hidden: ``[..., features]``; float16, bfloat16, float32 or float64. A DTensor may be sharded on any dimension

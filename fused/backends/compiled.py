@@ -11,8 +11,7 @@ from collections.abc import Callable
 import torch
 
 from fused.backends.reference.activations import ACTIVATIONS, biased
-from fused.backends.reference.numbers import sum_over_rows
-from fused.backends.tracing import computed_first
+from fused.backends.reference.numbers import sum_over_rows, with_sum_over_rows
 
 Tensor = torch.Tensor
 
@@ -80,10 +79,14 @@ def bias_activation_backward(
     """Compute the reference formula of this name."""
     entry = ACTIVATIONS[activation]
     from_result = entry.result_gradient if entry.saves_result(x.dtype) else None
-    z, dtype = biased(x, bias if from_result is None else None)
-    dz = (from_result or _GRADIENTS.get(activation, entry.gradient))(g.to(z.dtype), z)
-    dx = None
-    if needs[0]:
-        dx = computed_first(dz.to(x.dtype))
-        dz = dx.to(dz.dtype) if dtype == x.dtype else dz
-    return dx, sum_over_rows(dz).to(bias.dtype) if needs[1] and bias is not None else None
+
+    def gradient(g: Tensor, x: Tensor) -> Tensor:
+        z, _ = biased(x, bias if from_result is None else None)
+        return (from_result or _GRADIENTS.get(activation, entry.gradient))(g.to(z.dtype), z)
+
+    if not needs[1] or bias is None:
+        return gradient(g, x).to(x.dtype) if needs[0] else None, None
+    if not needs[0]:
+        return None, sum_over_rows(gradient(g, x)).to(bias.dtype)
+    dx, of_bias = with_sum_over_rows(gradient, g, x)
+    return dx, of_bias.to(bias.dtype)

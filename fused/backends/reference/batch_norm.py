@@ -115,7 +115,7 @@ def batch_norm_backward(
     elif activation is not None:
         through = activation_gradient if plain else activation_gradient_over
         d = through(activation, d, _summed(wide, mean, rstd, weight, bias, kept))
-        d = computed_first(d.to(g.dtype)).to(compute)
+        d = computed_first(d)
     found: list[Tensor | None] = [None, None, None, d.to(g.dtype) if needs[3] else None]
     if any(needs[:3]):
         of_inputs = _through_norm if plain else _by_kernel

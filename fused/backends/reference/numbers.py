@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from fused.backends.tracing import is_compiled
+from fused.backends.tracing import computed_first, is_compiled
 
 _BLOCK = 8  # float32 numbers that compiled code adds in a row,
 _LANES = 16  # and rows of them side by side, where they follow each other in memory
@@ -70,6 +71,23 @@ def sum_over(x: torch.Tensor, dims: list[int] | tuple[int, ...], *, keepdim: boo
 def sum_over_rows(x: torch.Tensor) -> torch.Tensor:
     """Sum ``[..., columns]`` over rows to ``[columns]``."""
     return sum_over(x, tuple(range(x.ndim - 1)))
+
+
+def with_sum_over_rows(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], g: torch.Tensor, x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute an elementwise d = function(g, x) of rows, cast to x's dtype, and its sum over the rows, unrounded.
+
+    For the compiler: it puts a block of rows in one loop, where it would else compute d for the sum once more.
+    """
+    if x.ndim < 2 or x.shape[0] % _BLOCK:
+        d = function(g, x)
+        return d.to(x.dtype), sum_over_rows(d)
+    rows, columns = x.shape
+    in_blocks = (each.view(rows // _BLOCK, _BLOCK, columns).unbind(1) for each in (g, x))
+    parts = [function(*of_blocks) for of_blocks in zip(*in_blocks, strict=True)]
+    d = torch.stack([part.to(x.dtype) for part in parts], 1).view(rows, columns)
+    return d, sum_over_rows(computed_first(functools.reduce(torch.add, parts)))
 
 
 def rounded_to(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
