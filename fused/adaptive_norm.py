@@ -96,7 +96,7 @@ def _expression(x: Tensor, parameters: Parameters, eps: float) -> Tensor:
 
 
 def modulated(normed: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
-    """Compute ``normed · (1 + scale) + shift``, of what is given."""
+    """Compute ``normed · (1 + scale) + shift``, without the missing ones."""
     scaled = normed if scale is None else normed * (1 + scale)
     return scaled if shift is None else scaled + shift
 

@@ -39,7 +39,7 @@ def expects_one(reduction: str, hidden: Tensor) -> bool:
 
 
 def is_power_of_two(number: Tensor) -> bool:
-    """Check whether a tensor of one number holds a power of two, by which a product is exact."""
+    """Check whether a tensor of one number holds a power of two: products with it are exact."""
     return math.frexp(number.item())[0] == 0.5
 
 
@@ -129,14 +129,14 @@ class Sums:
             self.bias = of_bias if self.bias is None else self.bias.to(compute_dtype(self.dtype)).add_(of_bias)
 
     def gradients(self, shape: Sequence[int]) -> Gradients:
-        """Return the sums, that of hidden in this shape, in the `gradient_dtype`."""
+        """Return the sums in the `gradient_dtype`, with the given shape for hidden."""
         of_hidden = None if self.hidden is None else self.hidden.reshape(shape)
         of_weight, of_bias = (None if one is None else one.to(self.dtype) for one in (self.weight, self.bias))
         return of_hidden, of_weight, of_bias
 
 
 def gradient_dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype of the gradients of the chunks: float32 or wider where torch has such products."""
+    """Return the dtype of the gradients of the chunks: float32 or wider if torch has such products."""
     return compute_dtype(hidden.dtype) if has_exact_products(hidden) else hidden.dtype
 
 
@@ -148,7 +148,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return total + a @ b in float32 or wider, written over the total if that is as wide."""
+    """Return total + a @ b in float32 or wider, over the total if it is wide enough."""
     if total.dtype == b.dtype and total.dtype.itemsize >= 4:
         return total.addmm_(a, b)
     if b.is_cuda:

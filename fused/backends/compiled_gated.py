@@ -104,7 +104,7 @@ def gated_activation_backward(
     activation: str,
     needs: tuple[bool, bool, bool, bool],
 ) -> Gradients:
-    """Compute the reference formula of this name; for two halves of one tensor, with its gradient as that of y."""
+    """Compute the reference formula of this name. The gradient of two halves of one tensor takes the place of y's."""
     is_whole, up_first = y is None or up is None, y is None
     # The half is g's size, not a quotient: otherwise the compiler treats two equal sizes as different, and loops twice.
     half = g.shape[-1]

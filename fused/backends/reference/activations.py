@@ -48,7 +48,7 @@ class Activation:
         return self.result_gradient is not None and (self.survives_rounding or dtype.itemsize >= 4)
 
     def is_one_pass(self, dtype: torch.dtype) -> bool:
-        """Check whether plain torch computes the value, and the gradient from what is saved, in one pass each."""
+        """Check whether plain torch computes the value, and the gradient from the saved tensor, in one pass each."""
         return self.has_kernels and (self.result_gradient is None or self.saves_result(dtype))
 
 
@@ -146,7 +146,7 @@ def activated(name: str | None, z: Tensor) -> Tensor:
 
 
 def activated_over(name: str | None, z: Tensor) -> Tensor:
-    """Return act(z), written over z where torch has a kernel: a new tensor of this size costs as much as the pass."""
+    """Return act(z), over z if torch has a kernel for this: a new tensor of this size costs as much as the pass."""
     return _IN_PLACE[name](z) if name in _IN_PLACE else activated(name, z)
 
 
@@ -160,7 +160,7 @@ def activation_gradient(name: str | None, d: Tensor, z: Tensor) -> Tensor:
 
 
 def activation_gradient_over(name: str | None, d: Tensor, z: Tensor) -> Tensor:
-    """Return the gradient of z, written over z where torch has a kernel."""
+    """Return the gradient of z, over z if torch has a kernel for this."""
     return _OVER_INPUT[name](d, z) if name in _OVER_INPUT else activation_gradient(name, d, z)
 
 

@@ -80,7 +80,7 @@ def statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def statistics_by_kernel(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Compute what `statistics` does by torch's kernel, which casts no tensor of 16-bit numbers."""
+    """Compute the results of `statistics` by torch's kernel, without a cast of 16-bit numbers."""
     ignored = x.new_zeros((2, x.shape[1]), dtype=compute_dtype(x.dtype))
     mean, variance = torch.batch_norm_update_stats(x, ignored[0], ignored[1], 0.0)
     return mean, torch.rsqrt(variance + eps)
@@ -148,7 +148,7 @@ def _through_norm(
 def _by_kernel(
     d: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, of_batch: bool, needs: Needs
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return what `_through_norm` does, by torch's kernel, which knows the sums for given statistics too."""
+    """Compute the results of `_through_norm` by torch's kernel, by which given statistics have sums too."""
     mean, rstd, weight = _in_dtype(x.dtype, mean, rstd, weight)
     wanted = [needs[0] and of_batch, *needs[1:3]]
     of_x = of_weight = of_bias = None

@@ -144,7 +144,7 @@ def layer_norm_backward_in_one_loop(
     bias_dtype: torch.dtype | None,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute what `layer_norm_backward` does, written out: this compiles to one loop over the rows, and the sums."""
+    """Compute the results of `layer_norm_backward`, written out to compile to one loop over the rows, and the sums."""
     g = g.to(mean.dtype)
     normed = (x.to(mean.dtype) - mean) * rstd
     dx = None
