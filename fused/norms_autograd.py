@@ -40,11 +40,6 @@ LAYER_NORM = Op(
     operands=lambda args: args[:2],
     kernels="fused.backends.triton.norms",
 )
-LAYER_NORM.register(
-    "inductor",
-    forward=formulas.layer_norm,
-    backward=formulas.layer_norm_backward_in_one_loop,
-)
 
 
 def rms_norm_forward(

@@ -71,11 +71,11 @@ def adaptive_layer_norm_backward(
         y = _normed(g, x, weight, bias, mean, rstd, eps)
         of_scale = reduce_to(g * y, scale.shape).to(scale.dtype)
     h = g if scale is None else g * (1 + scale.to(g.dtype))
-    in_one_loop = is_compiled() and not torch.is_grad_enabled()
-    backward = norms.layer_norm_backward_in_one_loop if in_one_loop else norms.layer_norm_backward
     bias_dtype = bias.dtype if needs[4] and bias is not None else None
     of_rows = (needs[0], needs[3] and weight is not None)
-    dx, of_weight, of_bias = backward(h, None, x, weight, mean, rstd, bias_dtype=bias_dtype, needs=of_rows)
+    dx, of_weight, of_bias = norms.layer_norm_backward(
+        h, None, x, weight, mean, rstd, bias_dtype=bias_dtype, needs=of_rows
+    )
     return dx, of_scale, of_shift, of_weight, of_bias
 
 

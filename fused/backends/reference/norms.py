@@ -12,7 +12,7 @@ import torch
 
 from fused.backends.reference.numbers import compute_dtype, sum_over_rows
 from fused.backends.strides import in_memory_order
-from fused.backends.tracing import needs_reference
+from fused.backends.tracing import is_compiled, needs_reference
 
 Tensor = torch.Tensor
 Casting = Literal["llama", "gemma", "torch"]
@@ -118,6 +118,8 @@ def layer_norm_backward(
         bias_dtype: None if the bias needs no gradient.
     """
     g = g.to(mean.dtype)
+    if is_compiled() and not torch.is_grad_enabled():
+        return _written_out(g, g_total, x, weight, mean, rstd, bias_dtype, needs)
     # The kernel requires a weight and a bias, does not read the values of the bias, and no strides of the statistics.
     scale = g.new_ones(x.shape[-1:]) if weight is None else weight.to(mean.dtype)
     wanted = [needs[0], needs[1], bias_dtype is not None]
@@ -133,19 +135,17 @@ def layer_norm_backward(
     )
 
 
-def layer_norm_backward_in_one_loop(
+def _written_out(
     g: Tensor,
     g_total: Tensor | None,
     x: Tensor,
     weight: Tensor | None,
     mean: Tensor,
     rstd: Tensor,
-    *,
     bias_dtype: torch.dtype | None,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the results of `layer_norm_backward`, written out to compile to one loop over the rows, and the sums."""
-    g = g.to(mean.dtype)
+    """Compute the gradients without torch's kernel, to compile to one loop over the rows, and the sums."""
     normed = (x.to(mean.dtype) - mean) * rstd
     dx = None
     if needs[0]:

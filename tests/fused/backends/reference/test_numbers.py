@@ -1,11 +1,12 @@
-"""Rounding by the bits is the rounding of a cast."""
+"""Rounding by the bits is the rounding of a cast; sums of compiled code are as exact as those of plain torch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fused.backends.reference.numbers import rounded_to
+from fused.backends import inductor
+from fused.backends.reference.numbers import rounded_to, sum_over, with_sum_over_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -18,3 +19,38 @@ def test_rounding_under_a_compiler_is_that_of_a_cast(dtype):
     expected = p.to(dtype).float()
     assert torch.equal(rounded_to(p, dtype), expected)
     assert torch.equal(compiled(p), expected)
+
+
+def _total(x, *, dims):
+    return sum_over(x, dims)
+
+
+def _halved(g, x):
+    return g.float() * x.float() / 2
+
+
+def _gradient_and_sum(g, x):
+    return with_sum_over_rows(_halved, g, x)
+
+
+@pytest.mark.usefixtures("warm_inductor")
+@pytest.mark.parametrize("shape", [(4096, 24), (4099, 24), (5, 24), (3, 4096), (3, 4099)])
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
+def test_sums_of_compiled_code_are_exact(shape, dims):
+    torch.manual_seed(0)
+    x = torch.randn(shape) + 100
+    exact = x.double().sum(dims)
+    found = inductor.run(_total, [x], {"dims": dims}, "cpu")
+    assert ((found - exact).abs() / exact).max() <= 4e-7
+    assert not torch.equal(found.double(), exact)  # of so many numbers, float32 holds no sum
+
+
+@pytest.mark.usefixtures("warm_inductor")
+@pytest.mark.parametrize("rows", [1, 8, 16, 1000, 1001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gradient_comes_with_its_unrounded_sum(rows, dtype):
+    torch.manual_seed(0)
+    g, x = torch.randn(2, rows, 40).to(dtype)
+    gradient, total = inductor.run(_gradient_and_sum, [g, x], {}, "cpu")
+    assert torch.equal(gradient, _halved(g, x).to(dtype)) and total.dtype == torch.float32
+    torch.testing.assert_close(total, _halved(g, x).double().sum(0).float(), rtol=1e-6, atol=2e-6)
