@@ -42,7 +42,6 @@ def test_sums_of_compiled_code_are_exact(shape, dims):
     exact = x.double().sum(dims)
     found = inductor.run(_total, [x], {"dims": dims}, "cpu")
     assert ((found - exact).abs() / exact).max() <= 4e-7
-    assert not torch.equal(found.double(), exact)  # of so many numbers, float32 holds no sum
 
 
 @pytest.mark.usefixtures("warm_inductor")
