@@ -223,3 +223,17 @@ def test_under_the_compiler_it_is_a_plain_call() -> None:
     x, row, _, weight = operands(torch.float32)
     compiled = torch.compile(lambda x: layer(fused.layer_norm(x, row, row), weight), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), layer(fused.layer_norm(x, row, row), weight))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_batch_norm_beside_parameters_in_float32_has_the_same_bits(dtype, backend):
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, 8, 8).to(dtype).requires_grad_()
+    rows = [torch.zeros(6), torch.ones(6), torch.randn(6, requires_grad=True), torch.randn(6, requires_grad=True)]
+    weight, results = torch.randn(5, 6, 1, 1, dtype=dtype, requires_grad=True), []
+    for call in (torch.conv2d, lambda *args: recomputed_input(torch.conv2d, *args)):
+        with fused.backend(backend):
+            y = call(fused.batch_norm(x, *rows, training=True, activation="silu"), weight)
+        results.append(torch.autograd.grad(y.square().sum(), weight)[0])
+    assert torch.equal(*results)
