@@ -31,16 +31,20 @@ def comes_with_gradients(reduction: str, hidden: Tensor) -> bool:
 
 
 def expects_one(reduction: str, hidden: Tensor) -> bool:
-    """Check whether gradients are computed together with the loss for a loss gradient of 1, and scaled if exact.
+    """Check whether gradients are computed together with the loss for a loss gradient of 1, and mostly not scaled.
 
-    They are in bfloat16 then, which a power of two scales exactly. A sum is mostly divided by a number of tokens.
+    Of a mean on the CPU: a sum is mostly divided by a number of tokens, and float16 has `UNITS`.
     """
-    return reduction == "mean" and hidden.is_cpu and hidden.dtype == torch.bfloat16
+    return reduction == "mean" and hidden.is_cpu and hidden.dtype != torch.float16
 
 
-def is_power_of_two(number: Tensor) -> bool:
-    """Check whether a tensor of one number holds a power of two: products with it are exact."""
-    return math.frexp(number.item())[0] == 0.5
+def is_exact_factor(factor: Tensor, dtype: torch.dtype) -> bool:
+    """Check whether gradients are as exact if scaled afterwards: those in bfloat16 only by a power of two.
+
+    Zeros of ignored rows would become NaN by an infinite factor.
+    """
+    number = factor.item()
+    return math.isfinite(number) and (dtype.itemsize >= 4 or math.frexp(number)[0] == 0.5)
 
 
 def has_exact_products(tensor: Tensor) -> bool:

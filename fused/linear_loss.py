@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from fused.backends import requested
+from fused.backends.reference.numbers import compute_dtype
 from fused.backends.tracing import differentiated
 from fused.checks import MismatchError, check_float, check_same_device, shape
 from fused.chunked_loss import (
     OfChunk,
     comes_with_gradients,
     expects_one,
-    is_power_of_two,
+    is_exact_factor,
     over_units,
     row_gradients,
     sweep,
@@ -77,10 +78,10 @@ class _LinearLoss(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, bias, *others)
         ctx.loss, ctx.chunk_rows, ctx.backend = loss, chunk_rows, requested()
         count, g = loss.count(others), None
-        if comes_with_gradients(loss.reduction, hidden):
+        if expects_one(loss.reduction, hidden):
+            g = row_gradients(hidden.new_ones((), dtype=compute_dtype(hidden.dtype)), hidden, count)
+        elif comes_with_gradients(loss.reduction, hidden):
             g = unit_gradients(hidden)
-        elif expects_one(loss.reduction, hidden):
-            g = row_gradients(hidden.new_ones(()), hidden, count)
         of_chunk = loss.of_chunks(weight.shape[0], others, ctx.backend)
         (losses, *metrics), gradients = sweep(hidden, weight, bias, of_chunk, chunk_rows, g, ctx.needs_input_grad)
         ctx.mark_non_differentiable(*metrics)
@@ -97,14 +98,14 @@ class _LinearLoss(torch.autograd.Function):
             return *_by_autograd(ctx, g, (hidden, weight, bias), others), *unused
         kept, ctx.gradients = ctx.gradients, None
         count, factor = ctx.loss.count(others), None
-        if comes_with_gradients(ctx.loss.reduction, hidden):
+        if comes_with_gradients(ctx.loss.reduction, hidden) and not expects_one(ctx.loss.reduction, hidden):
             found = kept or _gradients(ctx, unit_gradients(hidden), hidden, weight, bias, others)
             factor = over_units(g, hidden.dtype, count)
-        elif kept is not None and is_power_of_two(g):
-            found, factor = kept, None if g == 1 else g
+        elif kept is not None and is_exact_factor(g, hidden.dtype):
+            found, factor = kept, g
         else:
             found = _gradients(ctx, row_gradients(g, hidden, count), hidden, weight, bias, others)
-        if factor is not None:
+        if factor is not None and not (factor.is_cpu and factor == 1):
             found = tuple(None if one is None else one.mul_(factor) for one in found)
         return *(None if one is None else one.to(hidden.dtype) for one in found), *unused
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 
 from fused.backends.reference.activations import ACTIVATIONS, biased
-from fused.backends.reference.numbers import sum_over_rows, with_sum_over_rows
+from fused.backends.reference.numbers import sum_over_rows, with_block_sums
+from fused.backends.tracing import computed_first
 
 Tensor = torch.Tensor
 
@@ -88,5 +89,10 @@ def bias_activation_backward(
         return gradient(g, x).to(x.dtype) if needs[0] else None, None
     if not needs[0]:
         return None, sum_over_rows(gradient(g, x)).to(bias.dtype)
-    dx, of_bias = with_sum_over_rows(gradient, g, x)
-    return dx, of_bias.to(bias.dtype)
+
+    def with_itself(g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        d = gradient(g, x)
+        return d.to(x.dtype), d
+
+    dx, of_blocks = with_block_sums(with_itself, g, x)
+    return dx, sum_over_rows(computed_first(of_blocks)).to(bias.dtype)

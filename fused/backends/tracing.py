@@ -46,6 +46,15 @@ def computed_first(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided(x.shape, x.stride()) if is_compiled() else x
 
 
+def row_by_row(of_rows: torch.Tensor) -> torch.Tensor:
+    """Return a boolean of each row; compiled code for the CPU computes with it for one row at a time, not for several.
+
+    It can then be in one loop with the sums of the row, so that these read a row while it is in the cache. The
+    compiler has no vectors of int16.
+    """
+    return of_rows.to(torch.int16).bool() if is_compiled() and of_rows.is_cpu else of_rows
+
+
 def is_compiled_alone() -> bool:
     """Check whether `torch.compile` traces a call outside of an export and of `torch.func` transforms.
 

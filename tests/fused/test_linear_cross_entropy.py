@@ -91,6 +91,26 @@ def test_gradients_in_bfloat16_are_scaled_by_powers_of_two_only(g, monkeypatch):
         torch.testing.assert_close(mine, g * one, rtol=2**-7, atol=2**-9)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_that_came_with_the_loss_are_not_multiplied_by_one(reduction):
+    for g in (1.0, 3.0):
+        inputs = operands(dtype=torch.float32)
+        result = chunked(*inputs, chunk_rows=4, reduction=reduction)
+        kept = result.grad_fn.gradients
+        before = [each._version for each in kept]
+        found = gradients(result, inputs, torch.tensor(g))
+        assert all((each._version == version) == (g == 1) for each, version in zip(kept, before, strict=True))
+        torch.testing.assert_close(found, gradients(whole(*inputs, reduction=reduction) * g, inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_infinite_gradient_of_the_loss_leaves_ignored_rows_at_zero(dtype):
+    inputs = operands(dtype=dtype)
+    infinite = torch.tensor(torch.inf)
+    ours = gradients(chunked(*inputs, chunk_rows=4), inputs[:1], infinite)[0]
+    assert torch.equal(ours[[2, 7]], torch.zeros_like(ours[[2, 7]])) and not ours[0].isfinite().any()
+
+
 def test_a_second_backward_pass_is_as_the_first():
     inputs = operands()
     result = chunked(*inputs, chunk_rows=4)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from fused.backends.reference.numbers import compute_dtype
+from fused.backends.tracing import row_by_row
 
 Tensor = torch.Tensor
 
@@ -75,8 +76,8 @@ def logit_statistics(
         return nothing, nothing - torch.inf, nothing + elsewhere, total, column
     z = _capped(logits.to(compute), softcap)
     highest = z.detach().amax(-1, keepdim=True)
-    highest = highest.masked_fill(highest == -torch.inf, 0)
-    below = z - highest
+    below = z - highest.clamp(min=torch.finfo(compute).min)  # −inf where all are
+    highest = highest.masked_fill(row_by_row(highest == -torch.inf), 0)
     here = (index >= 0) & (index < columns)
     picked = torch.where(here, _picked(below, torch.where(here, index, 0)), elsewhere)
     sums = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from fused.backends.tracing import computed_first, is_compiled
+from fused.backends.tracing import is_compiled
 
 _BLOCK = 8  # float32 numbers that compiled code adds in a row,
 _LANES = 16  # and rows of them side by side, where they follow each other in memory
@@ -73,21 +74,24 @@ def sum_over_rows(x: torch.Tensor) -> torch.Tensor:
     return sum_over(x, tuple(range(x.ndim - 1)))
 
 
-def with_sum_over_rows(
-    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], g: torch.Tensor, x: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute an elementwise d = function(g, x) of rows, cast to x's dtype, and its sum over the rows, unrounded.
+def with_block_sums(function: Callable[..., Sequence[torch.Tensor | None]], *tensors: torch.Tensor) -> tuple[Any, ...]:
+    """Compute an elementwise d, *terms = function(*tensors) of rows, and add the terms of each block of rows.
 
-    For the compiler: it puts a block of rows in one loop, where it would else compute d for the sum once more.
+    For the compiler: it computes d and the sums of a block in one loop, where it would else compute d once more.
+
+    Args:
+        tensors: each ``[rows, columns]``. Results of the function may be None.
+
+    Returns:
+        d, and for each term ``[rows / 8, columns]``, or the terms themselves of rows that are not a multiple of 8.
     """
-    if x.ndim < 2 or x.shape[0] % _BLOCK:
-        d = function(g, x)
-        return d.to(x.dtype), sum_over_rows(d)
-    rows, columns = x.shape
-    in_blocks = (each.view(rows // _BLOCK, _BLOCK, columns).unbind(1) for each in (g, x))
-    parts = [function(*of_blocks) for of_blocks in zip(*in_blocks, strict=True)]
-    d = torch.stack([part.to(x.dtype) for part in parts], 1).view(rows, columns)
-    return d, sum_over_rows(computed_first(functools.reduce(torch.add, parts)))
+    rows, columns = tensors[0].shape[0], tensors[0].shape[1:]
+    if not columns or rows % _BLOCK:
+        return tuple(function(*tensors))
+    in_blocks = (each.view(rows // _BLOCK, _BLOCK, *columns).unbind(1) for each in tensors)
+    of_d, *of_terms = zip(*(function(*of_blocks) for of_blocks in zip(*in_blocks, strict=True)), strict=True)
+    d = None if of_d[0] is None else torch.stack(of_d, 1).view(rows, *columns)
+    return d, *(None if terms[0] is None else functools.reduce(torch.add, terms) for terms in of_terms)
 
 
 def rounded_to(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

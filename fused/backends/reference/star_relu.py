@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from fused.backends.reference.numbers import compute_dtype, reduce_to
+from fused.backends.reference.numbers import compute_dtype, reduce_to, with_block_sums
+from fused.backends.tracing import is_compiled
 
 Tensor = torch.Tensor
 
@@ -27,13 +28,17 @@ def star_relu_backward(
         bias_dtype: None if the bias, which has the shape of the scale, needs no gradient.
         needs: whether x and the scale do.
     """
-    of_x = of_scale = of_bias = None
-    g = g.to(compute_dtype(g.dtype))
-    positive = torch.relu(x.to(g.dtype))
-    if needs[0]:
-        of_x = (2 * g * scale.to(g.dtype) * positive).to(x.dtype)
-    if needs[1]:
-        of_scale = reduce_to(g * positive.square(), scale.shape).to(scale.dtype)
-    if bias_dtype is not None:
-        of_bias = reduce_to(g, scale.shape).to(bias_dtype)
-    return of_x, of_scale, of_bias
+
+    def terms(g: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        g = g.to(compute_dtype(g.dtype))
+        positive = torch.relu(x.to(g.dtype))
+        of_x = (2 * g * scale.to(g.dtype) * positive).to(x.dtype) if needs[0] else None
+        return of_x, g * positive.square() if needs[1] else None, g
+
+    in_one_loop = is_compiled() and x.is_cpu and scale.numel() == 1
+    of_x, of_scale, of_bias = with_block_sums(terms, g, x) if in_one_loop else terms(g, x)
+    return (
+        of_x,
+        None if of_scale is None else reduce_to(of_scale, scale.shape).to(scale.dtype),
+        None if of_bias is None or bias_dtype is None else reduce_to(of_bias, scale.shape).to(bias_dtype),
+    )

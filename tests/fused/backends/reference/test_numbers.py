@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fused.backends import inductor
-from fused.backends.reference.numbers import rounded_to, sum_over, with_sum_over_rows
+from fused.backends.reference.numbers import rounded_to, sum_over, sum_over_rows, with_block_sums
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -30,7 +30,8 @@ def _halved(g, x):
 
 
 def _gradient_and_sum(g, x):
-    return with_sum_over_rows(_halved, g, x)
+    gradient, of_blocks, nothing = with_block_sums(lambda g, x: (_halved(g, x).to(x.dtype), _halved(g, x), None), g, x)
+    return gradient, sum_over_rows(of_blocks), nothing
 
 
 @pytest.mark.usefixtures("warm_inductor")
@@ -50,6 +51,7 @@ def test_sums_of_compiled_code_are_exact(shape, dims):
 def test_a_gradient_comes_with_its_unrounded_sum(rows, dtype):
     torch.manual_seed(0)
     g, x = torch.randn(2, rows, 40).to(dtype)
-    gradient, total = inductor.run(_gradient_and_sum, [g, x], {}, "cpu")
+    gradient, total, nothing = inductor.run(_gradient_and_sum, [g, x], {}, "cpu")
     assert torch.equal(gradient, _halved(g, x).to(dtype)) and total.dtype == torch.float32
+    assert nothing is None
     torch.testing.assert_close(total, _halved(g, x).double().sum(0).float(), rtol=1e-6, atol=2e-6)
