@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OPS = {"`swiglu` (packed)": "swiglu packed", "`linear`, 1024 × 768 → 3072, fp32 on two AMD EPYCs": "linear"}
+OPS = {"`swiglu` (packed)": "swiglu packed", "`linear`, 1024 × 768 → 3072, fp32 on two hosts": "linear"}
 """Ops that a row names otherwise than the benchmark."""
 
 
@@ -33,7 +33,7 @@ def op_ratios() -> dict[tuple[str, str], str]:
     Those of `linear` in float32 are ranges over two hosts.
     """
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    runs = ("large", "more_rounds", "medium", "softmax", "linear", "bfloat16")
+    runs = ("large", "more_rounds", "medium", "linear", "bfloat16")
     for name in (f"ops_cpu_{run}" for run in runs):
         for line in results(name)["lines"]:
             times = {way: each["median"] for way, each in line["times"].items()}

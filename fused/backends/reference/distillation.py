@@ -13,6 +13,7 @@ import math
 import torch
 
 from fused.backends.reference.numbers import compute_dtype
+from fused.backends.tracing import computed_first, is_compiled, row_by_row
 
 Tensor = torch.Tensor
 
@@ -52,8 +53,18 @@ def divergence_backward(
 def _logs(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     compute = torch.promote_types(compute_dtype(student.dtype), compute_dtype(teacher.dtype))
     scaled = (logits.to(compute) / temperature for logits in (student, teacher))
-    log_q, log_p = (torch.log_softmax(logits, -1) for logits in scaled)
+    log_q, log_p = (_log_softmax(logits) for logits in scaled)
     return log_q, log_p
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    if not is_compiled() or not logits.is_cpu or logits.requires_grad:
+        return torch.log_softmax(logits, -1)
+    below = logits - logits.amax(-1, keepdim=True)
+    total = below.exp().sum(-1, keepdim=True)
+    # Once for each row, in one loop with its sums; else the compiler computes the logarithm at every column.
+    total = torch.where(row_by_row(total > 0), total.log(), total)
+    return below - computed_first(total)
 
 
 def _mixture(log_q: Tensor, log_p: Tensor, beta: float) -> Tensor:
