@@ -33,7 +33,7 @@ def op_ratios() -> dict[tuple[str, str], str]:
     Those of `linear` in float32 are ranges over two hosts.
     """
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    runs = ("large", "more_rounds", "medium", "linear", "bfloat16")
+    runs = ("large", "more_rounds", "medium", "linear", "bfloat16", "losses", "star_relu")
     for name in (f"ops_cpu_{run}" for run in runs):
         for line in results(name)["lines"]:
             times = {way: each["median"] for way, each in line["times"].items()}
