@@ -14,11 +14,13 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint docs sweep sweep-beyond bench clean
+.PHONY: help install demo test test-newest test-oldest test-wheel lint docs sweep sweep-beyond bench clean
 
 help:
 	@echo "make demo    schedule, verify and train GPT-2, BERT and Llama beside their untouched twins"
 	@echo "make test    lint, then the tests that CI runs"
+	@echo "make test-newest, make test-oldest   the same tests with the newest and the oldest releases: docs/versions.md"
+	@echo "make test-wheel  the wheel, installed beside the newest releases, as a new user would"
 	@echo "make lint    ruff, the floors of imports, mypy"
 	@echo "make docs    the site, into build/site; fails on any warning"
 	@echo "make sweep   the long tests, all others with every schedule replayed, every architecture: docs/coverage.md"
@@ -43,6 +45,13 @@ demo: $(INSTALLED)
 test: lint
 	$(BIN)/python -W ignore::SyntaxWarning -m compileall -q fused fxschedule schedule tests
 	$(PYTEST) -m "not slow" -n $(JOBS) --dist worksteal --durations=60
+
+# Environments of their own, without constraints.txt; the results are rows of docs/versions.md.
+test-newest test-oldest:
+	$(PYTHON) -m tests.versions $(@:test-%=%) --jobs $(JOBS)
+
+test-wheel:
+	$(PYTHON) -m tests.versions.wheel
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ it for every op.
 
 from typing import TYPE_CHECKING
 
+import fused.versions  # noqa: F401  # first: it refuses an old torch before anything else is imported
 from fused.activations import (
     BiasGeLUFunction,
     GeLUFunction,

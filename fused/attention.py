@@ -181,7 +181,7 @@ def _is_kernels_own(
     if mask is not None and not _fits(mask, (*q.shape[:-1], k.shape[-2])):
         return False
     chosen = choose_attention_kernel(q, k, v, mask, dropout_p, causal, scale=scale, enable_gqa=enable_gqa)
-    return bool(chosen != SDPBackend.MATH.value)
+    return chosen is not None and chosen != SDPBackend.MATH.value
 
 
 def _fits(mask: Tensor, scores: tuple[int, ...]) -> bool:

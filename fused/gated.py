@@ -51,7 +51,7 @@ def gated_activation(
         linear_offset: added to the up (1 in GPT-OSS).
         weights: ``[..., 1]``, a number for each token to multiply the result with; may have another dtype.
         clamp_value: c, at which the gate is first clamped from above, and the up to −c … c (7 in GPT-OSS). Clamped
-            elements have no gradient; elements equal to c have one.
+            elements have no gradient; elements equal to c have that of `torch.clamp`, which is 0 from torch 2.14 on.
         fp8_input_store: save gate and up for the backward pass as float8_e4m3fn, each with one scale for the
             tensor (for its shard, if it is a DTensor). This takes a quarter of the memory of float32; the
             gradients are those of inputs that are off by up to 1/16 of their value. Infinities are saved as NaN.

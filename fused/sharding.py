@@ -176,7 +176,9 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole ``tensor`` on every rank. All ranks must call it. A plain tensor is returned as is."""
     if not is_dtensor(tensor):
         return tensor
-    gathered: torch.Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+    from fused.torch_internals.sharded import with_literal_placements
+
+    gathered: torch.Tensor = with_literal_placements(tensor).full_tensor()  # type: ignore[arg-type]
     return gathered
 
 

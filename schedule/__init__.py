@@ -11,6 +11,7 @@ with schedule.verify(sch, batch):
 The public names are those of ``schedule.api``, which is imported when one of them is used first.
 """
 
+import schedule.util.requirements  # noqa: F401, I001  # first: it names what is missing before anything else is imported
 import sys
 from importlib import import_module
 from importlib.util import find_spec

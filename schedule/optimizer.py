@@ -40,6 +40,7 @@ from schedule.rules import Rule, select_rules
 from schedule.rules.applying import Candidate, Findings, explain, find_all
 from schedule.runtime.scheduled import state_of
 from schedule.util.errors import MatchError, NotApplicable, ScheduleError
+from schedule.util.internal_errors import InternalError, contained, own_errors
 from schedule.util.logs import is_on, log, of_mode
 from schedule.util.wording import counted
 
@@ -85,6 +86,13 @@ class _Planned:
     matches: dict[str, list[Match]] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     adapter: Adapter | None = None  # as it was before
+    error: InternalError | None = None
+
+    def failed(self, error: InternalError, rule: str = "all rules") -> _Planned:
+        """Add an internal error to the entries, warn of it, and return this."""
+        self.error = contained(error)
+        self.entries.append(Entry(rule, self.node.path, "internal error", 1, error.why, error.where))
+        return self
 
     def adapter_with(self, rules: Sequence[Rule], done: Collection[Rule], cost_guard: bool) -> Adapter | None:
         """Return the adapter of further graphs with ``rules`` applied, or None without an adapter.
@@ -141,15 +149,15 @@ class _Optimization:
 
     def run(self, strict: bool) -> Report:
         before = len(self.top.history)
-        with collector_paused():
-            planned = [self.plan(module) for module in self.candidates()]
+        with collector_paused(), self.top.tree.history.all_or_nothing():
+            planned = self.planned()
             if strict:
                 _refuse_leftovers(planned)
             planned = [each for each in planned if each.matches or each.entries]
-            for each in planned:
-                each.adapter = adapter_for(each.node, []) if each.matches else None
             for rule in self.rules:
                 self.apply(rule, planned)
+            if strict:
+                _refuse_internal_errors(planned)
         entries = [entry for each in planned for entry in each.entries]
         batch, top = self.graphs.example_inputs, self.top
         module = self.nodes[0].module if len(self.nodes) == 1 else top.module
@@ -204,13 +212,35 @@ class _Optimization:
 
     # -- what is there ------------------------------------------------------------------------------------
 
+    def planned(self) -> list[_Planned]:
+        """Return the matches and report entries of all modules, without changing them.
+
+        After an internal error that is not about one module, there are no matches.
+        """
+        try:
+            with own_errors("searching the model"):
+                return [self.plan(module) for module in self.candidates()]
+        except InternalError as error:
+            return [_Planned(self.top).failed(error)]
+
     def plan(self, module: nn.Module) -> _Planned:
         """Return the matches and report entries of the rules in ``module`` without changing it."""
         node = self.top.tree.node(module)
+        try:
+            with own_errors("matching"):
+                planned = self._plan(node, module)
+                planned.adapter = adapter_for(node, []) if planned.matches else None
+                return planned
+        except InternalError as error:
+            return _Planned(node).failed(error)
+
+    def _plan(self, node: Node, module: nn.Module) -> _Planned:
         planned = _Planned(node)
         try:
             node.refuse_inside_other_graph()
             made = node.specializations
+        except InternalError:
+            raise
         except ScheduleError as error:
             planned.entries += self.skipped(node, error)
             return planned
@@ -277,8 +307,18 @@ class _Optimization:
     # -- doing it -----------------------------------------------------------------------------------------
 
     def apply(self, rule: Rule, planned: Sequence[_Planned]) -> None:
-        """Rewrite all matches of ``rule`` as one step."""
+        """Rewrite all matches of ``rule`` as one step, or none after an internal error."""
         ours = [each for each in planned if rule.name in each.matches]
+        try:
+            with own_errors(f"applying {rule.name}"):
+                self._apply(rule, ours, planned)
+        except InternalError as error:
+            for each in ours:
+                del each.matches[rule.name]
+                each.entries = [entry for entry in each.entries if (entry.rule, entry.status) != (rule.name, "applied")]
+                each.failed(error, rule.name)
+
+    def _apply(self, rule: Rule, ours: Sequence[_Planned], planned: Sequence[_Planned]) -> None:
         if not ours:
             return
         count = sum(len(each.matches[rule.name]) for each in ours)
@@ -346,7 +386,14 @@ def _leftovers(count: int) -> str:
     return f"{look} like a rule's construct and cannot be rewritten; nothing was changed"
 
 
+def _refuse_internal_errors(planned: Sequence[_Planned]) -> None:
+    for each in planned:
+        if each.error is not None:
+            raise each.error
+
+
 def _refuse_leftovers(planned: Sequence[_Planned]) -> None:
+    _refuse_internal_errors(planned)
     left = [e for each in planned for e in each.entries if e.status in ("skipped", "near miss")]
     if left:
         lines = [f"{e.path or 'the root'}: {e.rule}: {e.reason}" for e in left[:10]]
@@ -366,4 +413,4 @@ def survey(sch: Node, rules: Rules = "default", cost_guard: bool = True) -> list
     """
     looking = _Optimization(sch.root, [sch], select_rules(rules), cost_guard, None)
     with collector_paused():
-        return [entry for module in looking.candidates() for entry in looking.plan(module).entries]
+        return [entry for each in looking.planned() for entry in each.entries]

@@ -8,6 +8,8 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# An error of our own code fails the test that meets it, wherever it would be contained.
+os.environ["FXSCHEDULE_INTERNAL_ERRORS"] = "raise"
 # Which library multiplies faster differs between machines, and what is tested is not to; tests of it set it to 1.
 os.environ["FUSED_ONEDNN"] = "0"
 

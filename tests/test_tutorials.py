@@ -23,9 +23,13 @@ def committed(source: Path) -> Any:
     return nbformat.read(source.with_suffix(".ipynb"), as_version=4)
 
 
+_NOTE_OF_TORCH = re.compile(r"[WE]\d{4} \S+ \d+ torch/.*\s*")
+
+
 def shown(cell: Any) -> set[str]:
-    """What a cell shows, as kinds: text, a table, a picture."""
-    return {kind for output in cell.get("outputs", ()) for kind in output.get("data", {"text": None})}
+    """What a cell shows, as kinds: text, a table, a picture; not the notes that torch logs about a machine."""
+    shown = [each for each in cell.get("outputs", ()) if not _NOTE_OF_TORCH.fullmatch(each.get("text", ""))]
+    return {kind for output in shown for kind in output.get("data", {"text": None})}
 
 
 def test_every_notebook_has_its_source() -> None:

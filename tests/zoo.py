@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 import transformers as hf
 from torch import nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 _BASE = dict(
     vocab_size=64,
@@ -21,6 +23,9 @@ _BASE = dict(
 )
 _GQA = dict(_BASE, num_key_value_heads=2)
 _GPT = dict(vocab_size=64, bos_token_id=1, eos_token_id=2)
+
+CACHE = next(field.name for field in fields(CausalLMOutputWithPast) if field.name in ("cache", "past_key_values"))
+"""The name that transformers gives to a cache in inputs and outputs: ``cache`` from 5.24 on."""
 
 CAUSAL, MASKED = hf.AutoModelForCausalLM, hf.AutoModelForMaskedLM
 

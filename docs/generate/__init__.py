@@ -10,6 +10,7 @@ from docs.generate.errors import error_reference
 from docs.generate.ops import op_reference
 from docs.generate.primitives import primitive_reference
 from docs.generate.rules import rule_reference
+from docs.generate.versions import version_reference
 
 PARTS = {
     "api": public_reference,
@@ -20,6 +21,7 @@ PARTS = {
     "primitives": primitive_reference,
     "rules": rule_reference,
     "testing": testing_reference,
+    "versions": version_reference,
 }
 
 _PLACE = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)

@@ -110,7 +110,9 @@ def folder(formula: Callable[..., Any], kind: Hashable) -> Path | None:
     described = repr(kind)
     if not module.startswith(f"{_PACKAGE.name}.") or not name.isidentifier() or " at 0x" in described:
         return None  # another process may mean something else by it
-    if os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1":
+    from fused.torch_internals.kernel_cache import CAN_STORE
+
+    if not CAN_STORE or os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1":
         return None
     settings = {name: value for name, value in os.environ.items() if name.startswith("TORCHINDUCTOR_") or name == "CXX"}
     settings.pop("TORCHINDUCTOR_CACHE_DIR", None)

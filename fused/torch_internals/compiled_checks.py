@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-from torch._library.opaque_object import MemberType, register_opaque_type
-from torch._opaque_base import OpaqueBase
+import torch
+
+from fused.assumptions import holds
+
+_CAN_REGISTER = holds("guards in compiled code")
+_Base: Any = object
+if _CAN_REGISTER and find_spec("torch._custom_class_base") is not None:  # torch 2.14
+    _Base = import_module("torch._custom_class_base").CustomClassBase
+elif _CAN_REGISTER:
+    _Base = import_module("torch._opaque_base").OpaqueBase
 
 Place = tuple[Any, str | None]
 _GLOBAL = "NewGlobalVariable"  # torch's class for globals set by the function that is compiled
 
 
-class CompiledCheck(OpaqueBase):
+class CompiledCheck(_Base):
     """A function of Python state that ``torch.compile`` calls, and guards on, without following its code.
 
     Compiled code that calls :meth:`holds` has its present answer as a constant, and is compiled again where a later
@@ -30,6 +40,8 @@ class CompiledCheck(OpaqueBase):
 
     def holds(self) -> bool:
         """Return the answer of the function."""
+        if not _CAN_REGISTER and torch.compiler.is_compiling():
+            return False  # the original forward is compiled
         return not _changes(self._places) and self._check()
 
 
@@ -68,4 +80,15 @@ def _answers(check: CompiledCheck) -> list[bool]:
     return [check.holds()]
 
 
-register_opaque_type(CompiledCheck, typ="reference", guard_fn=_answers, members={"holds": MemberType.USE_REAL})
+def _register() -> None:
+    from torch._library import opaque_object as registry
+
+    members = {"holds": registry.MemberType.USE_REAL}
+    if hasattr(registry, "register_custom_class"):  # torch 2.14
+        registry.register_custom_class(CompiledCheck, typ="symbolic", guard_fn=_answers, members=members)
+    else:
+        registry.register_opaque_type(CompiledCheck, typ="reference", guard_fn=_answers, members=members)
+
+
+if _CAN_REGISTER:
+    _register()

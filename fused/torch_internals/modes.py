@@ -12,7 +12,8 @@ from torch.overrides import _pop_mode_temporarily as popped_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_mode_stack
-from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
+
+from fused.assumptions import holds, private
 
 __all__ = [
     "NO_TORCH_FUNCTION",
@@ -49,10 +50,16 @@ count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 is_torch_function_disabled: Callable[[], bool] = torch._C._is_torch_function_all_disabled
 are_functorch_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
-are_saved_tensor_hooks_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
-is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+are_saved_tensor_hooks_enabled: Callable[[], bool] = private(
+    "saved-tensor hooks", "torch._C._autograd._saved_tensors_hooks_is_enabled", lambda: False
+)
+is_any_autocast_enabled: Callable[[], bool] = private(
+    "autocast of any device", "torch._C._is_any_autocast_enabled", lambda: True
+)
 is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
-is_batched_by_autograd: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+is_batched_by_autograd: Callable[[torch.Tensor], bool] = private(
+    "batched gradients", "torch._C._functorch.is_legacy_batchedtensor", lambda tensor: False
+)
 
 _TRACING_MODES = (
     torch._C._TorchDispatchModeKey.FAKE,
@@ -77,7 +84,12 @@ def is_tracing_dispatch_active() -> bool:
     return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING_MODES)
 
 
-_SELECTIVE_CHECKPOINTING = (_CachingTorchDispatchMode, _CachedTorchDispatchMode)
+_SELECTIVE_CHECKPOINTING: tuple[type, ...] = tuple(
+    mode
+    for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
+    if (mode := private("selective checkpoints", f"torch.utils.checkpoint.{name}")) is not None
+)
+_HAS_LEVELS = holds("forward-mode derivatives")
 
 
 def are_operations_observed() -> bool:
@@ -92,4 +104,4 @@ def are_operations_observed() -> bool:
 
 def is_forward_ad_active() -> bool:
     """Check whether a level of forward-mode differentiation is open."""
-    return forward_ad._current_level >= 0
+    return _HAS_LEVELS and forward_ad._current_level >= 0

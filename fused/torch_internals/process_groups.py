@@ -1,8 +1,16 @@
-"""Process groups by name, their store and time limit."""
+"""Process groups by name."""
 
-from torch.distributed.distributed_c10d import _get_default_store as default_store
-from torch.distributed.distributed_c10d import _get_group_size_by_name as group_size_by_name
-from torch.distributed.distributed_c10d import _resolve_process_group as process_group_by_name
-from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
+from __future__ import annotations
 
-__all__ = ["default_store", "group_size_by_name", "process_group_by_name", "set_timeout"]
+from collections.abc import Callable
+from typing import Any
+
+from fused.assumptions import private, unavailable
+
+__all__ = ["group_size_by_name", "process_group_by_name"]
+
+_NAME = "tables of process groups"
+_MODULE = "torch.distributed.distributed_c10d"
+
+group_size_by_name: Callable[..., int] = private(_NAME, f"{_MODULE}._get_group_size_by_name", unavailable(_NAME))
+process_group_by_name: Callable[..., Any] = private(_NAME, f"{_MODULE}._resolve_process_group", unavailable(_NAME))

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from fused.assumptions import holds, unavailable
 from fused.torch_internals.schemas import is_drawing, may_raise, written_arguments
 
 __all__ = [
@@ -122,6 +123,8 @@ class SymbolicSizes:
     """Tensors without data, with numbers of another kind in place of some sizes."""
 
     def __init__(self) -> None:
+        if not holds("sizes in symbols"):
+            unavailable("sizes in symbols")()
         from torch.fx.experimental.symbolic_shapes import ShapeEnv  # imports the compiler
 
         self._shapes = ShapeEnv(specialize_zero_one=False, duck_shape=False)

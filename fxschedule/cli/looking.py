@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 import fused
+from fused.assumptions import TABLE, failing
 from fused.backends.availability import why_unavailable
+from fused.versions import untested_releases
 from fxschedule.cli import options
 from fxschedule.cli.explaining import Verdict, verdict
 from fxschedule.cli.models import Wanted
@@ -152,20 +155,29 @@ def primitives(as_json: options.Json = False) -> Code:
 
 
 @command
-def doctor(as_json: options.Json = False) -> Code:
-    """Print versions, devices, available compilers, and the backend of each fused op.
+def doctor(
+    features: Annotated[bool, typer.Option("--features", help="List also the features that work here.")] = False,
+    as_json: options.Json = False,
+) -> Code:
+    """Print versions, devices, available compilers, features that are off here, and the backend of each fused op.
+
+    A feature is off if what it assumes of torch, CPython or transformers does not hold in the releases installed here.
 
     Exit codes: 0 fused ops run compiled or as Triton kernels, 1 only plain torch runs.
     """
+    _import_if_installed("transformers")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     versions |= {name: _version(name) for name in ("fxschedule", "transformers", "triton", "networkx", "peft")}
     ways = {name: why_unavailable(name, device) or "" for name in ("reference", "inductor", "triton")}
     ops = {name: {"backend": choice.backend, "reason": choice.reason} for name, choice in fused.backends().items()}
+    off = {each.name: each.otherwise for each in failing()}
     if as_json:
-        emit({"versions": versions, "devices": _devices(), "unavailable": ways, "ops": ops})
+        kinds = {"untested": untested_releases(), "off": off}
+        emit({"versions": versions, **kinds, "devices": _devices(), "unavailable": ways, "ops": ops})
     else:
         _print_doctor(versions, ways, ops)
+        stdout().print(_features_table(off, features))
     return Code.NO if ways["inductor"] and ways["triton"] else Code.DONE
 
 
@@ -173,6 +185,8 @@ def _print_doctor(versions: dict[str, str], ways: dict[str, str], ops: dict[str,
     about = Table("what", "here", title="this machine", title_justify="left")
     for name, version in versions.items():
         about.add_row(name, version)
+    for text in untested_releases():
+        about.add_row("untested", Text(text, style="yellow"))
     about.add_row("devices", ", ".join(_devices()))
     for name, why_not in ways.items():
         about.add_row(f"backend {name}", Text("runs" if not why_not else f"does not run: {why_not}"))
@@ -180,6 +194,23 @@ def _print_doctor(versions: dict[str, str], ways: dict[str, str], ops: dict[str,
     for name, choice in ops.items():
         backends.add_row(name, choice["backend"], Text(choice["reason"]))
     stdout().print(about, backends, sep="\n")
+
+
+def _features_table(off: dict[str, str], every: bool) -> Table | Text:
+    """Return a table of the features that are off, and why; of all if ``every``."""
+    shown = [each for each in TABLE if every or each.name in off]
+    if not shown:
+        return Text("All features that depend on private names of torch, CPython or transformers work here.")
+    table = Table("feature", "here", "seen on", title="features", title_justify="left")
+    for each in shown:
+        here = Text(f"off: {each.otherwise}", style="yellow") if each.name in off else Text("works")
+        table.add_row(each.name, here, each.seen)
+    return table
+
+
+def _import_if_installed(name: str) -> None:
+    if find_spec(name) is not None:
+        import_module(name)
 
 
 def _version(name: str) -> str:

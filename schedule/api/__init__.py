@@ -28,6 +28,7 @@ from schedule.util.errors import (
     TraceError,
     VerificationError,
 )
+from schedule.util.internal_errors import InternalError, InternalErrorWarning
 from schedule.util.logs import set_logs
 from schedule.verify import equivalent, verify
 
@@ -35,6 +36,8 @@ __all__ = [
     "Attempt",
     "FallbackWarning",
     "Group",
+    "InternalError",
+    "InternalErrorWarning",
     "Match",
     "MatchError",
     "NotApplicable",

@@ -47,6 +47,7 @@ def optimize(
     Raises:
         NotApplicable: the model refuses the batch, or none was given and none can be made from it.
         MatchError: there is no such rule; or, with ``strict``, something could not be rewritten.
+        InternalError: with ``strict``, our own code failed; without it, the report shows the error.
     """
     rules = rules if isinstance(rules, str) else list(rules)
     target = model if isinstance(model, (Schedule, Group)) else create_schedule(model, batch)

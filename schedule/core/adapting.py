@@ -50,6 +50,7 @@ from schedule.util.copying import copied
 from schedule.util.errors import NotApplicable, ScheduleError, TraceError
 from schedule.util.generators import generator_states, restore_generators
 from schedule.util.indices import indices_checked
+from schedule.util.internal_errors import InternalError, contained, own_errors, raise_if_own
 from schedule.util.user_code import UserCodeError, user_code
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ class Adapter:
                 call = Call(recording.describe(args), recording.describe(kwargs), None)
             autocast = autocast_dtype(call)
             signature = _signature(module, forward, call, autocast)
-        except (TypeError, NotApplicable):
+        except (TypeError, NotApplicable) as error:
+            raise_if_own(error)
             return None
         if on_fast_path(module, forward):
             signature.conditions.append(FAST_PATH)
@@ -148,8 +150,10 @@ class Adapter:
             known = _known.get(key)
             if known is not None and all(_holds_for(module, made) for made in known.specializations):
                 return known
-            with user_code(), _undisturbed(module):
+            with own_errors("adapting"), user_code(), _undisturbed(module):
                 made, summary = self._made(module, forward, call, recording, autocast, (args, kwargs), bool(missed))
+        except InternalError as error:
+            why = contained(error).why
         except _NothingToRewrite as error:
             why = error.why if _altered(module) else ""  # else the original forward misses nothing: no fallback
         except ScheduleError as error:

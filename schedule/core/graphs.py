@@ -27,6 +27,7 @@ from schedule.util.copying import copied_where_possible
 from schedule.util.errors import ShardError, TraceError
 from schedule.util.generators import State, all_states, set_states
 from schedule.util.indices import indices_checked
+from schedule.util.internal_errors import InternalError, contained, own_errors
 from schedule.util.user_code import UserCodeError, user_code
 
 Specializations = tuple[Specialization, ...]
@@ -55,7 +56,7 @@ class Graphs:
         self.in_one_mode: dict[nn.Module, TraceError] = {}
         self._path_of = path_of
         self._by_need: dict[nn.Module, Specializations] = {}
-        self._failed: dict[nn.Module, TraceError] = {}
+        self._failed: dict[nn.Module, TraceError | InternalError] = {}
         self._recording: Recording | None = None
         self._outdated = False
         self._batches: list[Any] | None = None
@@ -72,7 +73,7 @@ class Graphs:
         if self._recording is None:
             if self.example_inputs is None:
                 self.example_inputs = found_inputs(self.root)
-            with uncounted(self.root):
+            with uncounted(self.root), own_errors("recording"):
                 self._recording = recordings.record(self.root, placed(self.root, self.example_inputs))
         return self._recording
 
@@ -95,13 +96,14 @@ class Graphs:
 
         Raises:
             TraceError: it cannot be traced, or the graph is wrong at other shapes.
+            InternalError: our own code failed.
         """
         failed = self.ensure([module])
         if module in failed:
             raise _again(failed[module])
         return self.current(module) or self._by_need[module]
 
-    def ensure(self, modules: Iterable[nn.Module]) -> dict[nn.Module, TraceError]:
+    def ensure(self, modules: Iterable[nn.Module]) -> dict[nn.Module, TraceError | InternalError]:
         """Trace the modules without a graph, check them together, and return the errors by module."""
         fresh: dict[nn.Module, Specializations] = {}
         wanted = list(dict.fromkeys(modules))
@@ -141,6 +143,8 @@ class Graphs:
                     fresh[module] = self.trace(module)
                 except TraceError as error:
                     self._failed[module] = error
+                except InternalError as error:
+                    self._failed[module] = contained(error)
         finally:
             self._together = False
 
@@ -201,7 +205,8 @@ class Graphs:
         for call in calls:
             for training in (True, False):
                 try:
-                    made.append(self._specialized(module, forward, call, training, enter))
+                    with own_errors("tracing"):
+                        made.append(self._specialized(module, forward, call, training, enter))
                     log_trace(path, training, made[-1])
                 except TraceError as error:
                     errors.append(error)
@@ -247,19 +252,25 @@ class Graphs:
 
     # -- checking ------------------------------------------------------------------------------------------
 
-    def check(self, traced: dict[nn.Module, Specializations]) -> dict[nn.Module, TraceError]:
+    def check(self, traced: dict[nn.Module, Specializations]) -> dict[nn.Module, TraceError | InternalError]:
         """Compare graphs with their modules on shapes other than the recorded ones, in eval mode.
 
         The root runs twice at small sizes, regardless of the number of modules, then at about the recorded sizes as
         long as some graph was not selected by any call. Of similar modules with shared graphs, one is compared per
         run. The model does not change.
         """
-        wrong: dict[nn.Module, TraceError] = {}
+        wrong: dict[nn.Module, TraceError | InternalError] = {}
         if not traced or not has_values(self.root):
             return wrong
         comparison = _Comparison(traced, self._path_of, wrong)
         batches = self._other_batches()
-        with undisturbed(self.root, batches), uncounted(self.root), torch.no_grad(), self.recording.as_after_run():
+        with (
+            own_errors("checking graphs"),
+            undisturbed(self.root, batches),
+            uncounted(self.root),
+            torch.no_grad(),
+            self.recording.as_after_run(),
+        ):
             self.root.eval()
             ran = 0
             for batch in batches:
@@ -295,7 +306,7 @@ class _Comparison:
         self,
         traced: dict[nn.Module, Specializations],
         path_of: Callable[[nn.Module], str],
-        wrong: dict[nn.Module, TraceError],
+        wrong: dict[nn.Module, TraceError | InternalError],
     ) -> None:
         self.path_of, self.wrong = path_of, wrong
         self.states = {
@@ -336,18 +347,24 @@ class _Comparison:
             why = difference((got, list(module.buffers()), args, kwargs), (expected, *after))
         except GuardMiss:  # the original forward runs then
             return
+        except InternalError as error:
+            self.wrong |= dict.fromkeys(self._alike(module), contained(error))
+            return
         except UserCodeError as failed:  # generated from the user's forward
             why = f"it raises {failed}"
         finally:
             self.comparing = False
         self.compared.add(self.shared[module])
-        for like in self.shared if why else ():
-            if self.shared[like] == self.shared[module]:
-                self.wrong[like] = TraceError(
-                    f"the traced graph of {self.path_of(like) or 'the root'} is wrong at other shapes: {why}",
-                    where=f"inputs of shapes {where}",
-                    fix="keep the module that bakes a size in a leaf (`leaves=(…,)`), or schedule its submodules",
-                )
+        for like in self._alike(module) if why else ():
+            self.wrong[like] = TraceError(
+                f"the traced graph of {self.path_of(like) or 'the root'} is wrong at other shapes: {why}",
+                where=f"inputs of shapes {where}",
+                fix="keep the module that bakes a size in a leaf (`leaves=(…,)`), or schedule its submodules",
+            )
+
+    def _alike(self, module: nn.Module) -> list[nn.Module]:
+        """Return the modules that share the graphs of ``module``."""
+        return [like for like, shared in self.shared.items() if shared == self.shared[module]]
 
 
 @contextmanager
@@ -392,6 +409,6 @@ def difference(got: Any, expected: Any, computed_in: torch.dtype | None = None) 
     return ""
 
 
-def _again(error: TraceError) -> TraceError:
+def _again(error: TraceError | InternalError) -> TraceError | InternalError:
     """Copy a cached error to raise it again."""
-    return TraceError(error.why, fix=error.fix, where=error.where)
+    return type(error)(error.why, fix=error.fix, where=error.where)

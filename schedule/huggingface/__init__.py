@@ -4,6 +4,7 @@ Importing it makes ``OptimizeCallback`` known to transformers by the name ``"fxs
 ``TrainingArguments(report_to=["fxschedule"])`` adds it to a ``Trainer``.
 """
 
+import schedule.huggingface.releases  # noqa: F401, I001  # first: it refuses a transformers that is too old
 from transformers.integrations import integration_utils
 
 from schedule.huggingface.checkpoints import ShardedTrainer

@@ -54,7 +54,10 @@ class Hazards:
 
     def _keys(self, node: fx.Node) -> set[Hashable]:
         """Return a key for each tensor read here, common to all names of it and of its views."""
-        return {*map(storage_of, _tensors_read(node, self._value(str(node.target))))} or {str(node.target)}
+        tensors = _tensors_read(node, self._value(str(node.target)))
+        return {storage_of(each) if each.layout is torch.strided else id(each) for each in tensors} or {
+            str(node.target)
+        }
 
     def _value(self, target: str) -> Any:
         path, _, name = target.rpartition(".")
@@ -86,7 +89,7 @@ class Hazards:
     def _is_in(self, value: fx.Node, storages: Collection[Hashable]) -> bool:
         """Check whether an attribute is, or may be, in one of these storages."""
         tensor = self.attribute(str(value.target))
-        return tensor is None or storage_of(tensor) in storages
+        return tensor is None or tensor.layout is not torch.strided or storage_of(tensor) in storages
 
     def _is_known_before(self, value: fx.Node, node: fx.Node) -> bool:
         """Check whether unknown code may have a reference to ``value`` by the time that ``node`` runs."""

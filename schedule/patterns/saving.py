@@ -17,6 +17,7 @@ import fused
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns.hazards import Hazards
 from schedule.util.errors import MatchError, ScheduleError
+from schedule.util.internal_errors import InternalError
 from schedule.util.user_code import UserCodeError, user_code
 
 Modules = Mapping[str, nn.Module] | None
@@ -120,6 +121,8 @@ def _saved(
                 stack.enter_context(each)
             for node in nodes:
                 values[node] = _run(node, values, differentiated, modules)
+    except InternalError:
+        raise
     except (ScheduleError, UserCodeError):  # on tensors that are all zeros
         return None
     storages = {storage._cdata for storage in saved}

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Status = Literal["applied", "skipped", "declined", "near miss"]
-STATUSES: tuple[Status, ...] = ("applied", "skipped", "declined", "near miss")
+Status = Literal["internal error", "applied", "skipped", "declined", "near miss"]
+STATUSES: tuple[Status, ...] = ("internal error", "applied", "skipped", "declined", "near miss")
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,10 @@ class Entry:
     """Result of one rule in one module.
 
     Attributes:
-        rule: its name, or its family's if the module could not be examined at all.
+        rule: its name, or its family's if the module could not be examined at all; "all rules" if no rule could.
         path: the module; "" is the root.
-        status: ``applied``; ``skipped`` if it cannot be applied; ``declined`` if it is not profitable; ``near miss``.
+        status: ``applied``; ``skipped`` if it cannot be applied; ``declined`` if it is not profitable; ``near miss``;
+            ``internal error`` if our own code failed.
         count: number of matches.
         reason: why it was not applied, "" if it was.
         source: ``file:line`` of the user's code, "" if unknown.
@@ -54,7 +55,7 @@ class Row:
 
 
 def rows_of(entries: Iterable[Entry]) -> list[Row]:
-    """Group entries by rule, status and reason: applied ones first, else in the order of the entries."""
+    """Group entries by rule, status and reason: internal errors first, then applied ones, others in their order."""
     groups: dict[tuple[str, Status, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.rule, entry.status, entry.reason), []).append(entry)

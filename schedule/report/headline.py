@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import platform
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from fused.versions import untested_releases, versions_text
 from schedule.report.costs import Cost, TimeRatio
 from schedule.report.entries import STATUSES, Entry
 from schedule.util.wording import counted, seconds_text, size_text
@@ -36,11 +35,18 @@ class Figure:
     tone: Tone
 
 
-def rewrites(entries: Iterable[Entry]) -> Figure:
-    """Return the number of matches rewritten."""
+def rewrites(entries: Sequence[Entry], running: Iterable[str] = ()) -> Figure:
+    """Return the number of matches rewritten, and of internal errors, ``running`` those of calls since."""
     matches, modules = _applied(entries)
     note = f"in {modules}" if matches else "nothing was changed"
+    if internal := list(internal_errors(entries, running)):
+        return Figure("rewrites", str(matches), f"{note}; {counted(len(internal), 'internal error')}", "bad")
     return Figure("rewrites", str(matches), note, "good" if matches else "neutral")
+
+
+def internal_errors(entries: Iterable[Entry], running: Iterable[str]) -> Iterator[str]:
+    """Yield the distinct internal errors, of scheduling and of the calls since."""
+    yield from dict.fromkeys([*(entry.reason for entry in entries if entry.status == "internal error"), *running])
 
 
 def _applied(entries: Iterable[Entry]) -> tuple[int, str]:
@@ -86,9 +92,19 @@ def verified(found: EquivalenceReport | None) -> Figure:
     return Figure(name, "equal", f"{compared}, largest relative deviation {found.max_deviation:.2g}", "good")
 
 
-def sentence(entries: Iterable[Entry], measured: Mapping[str, Cost], timing: TimeRatio | None) -> str:
-    """Return what was rewritten, and what a training step costs now if that was measured."""
-    entries = list(entries)
+def sentence(
+    entries: Sequence[Entry], measured: Mapping[str, Cost], timing: TimeRatio | None, running: Iterable[str] = ()
+) -> str:
+    """Return what was rewritten, and what a training step costs now if that was measured.
+
+    After internal errors, ``running`` those of calls since, it begins with them.
+    """
+    internal = list(internal_errors(entries, running))
+    failed = f"{counted(len(internal), 'internal error')} of this package, see below. " if internal else ""
+    return failed + _sentence(entries, measured, timing)
+
+
+def _sentence(entries: Sequence[Entry], measured: Mapping[str, Cost], timing: TimeRatio | None) -> str:
     if not entries:
         return "No rule is about anything in this model: nothing was changed."
     matches, modules = _applied(entries)
@@ -123,9 +139,7 @@ def facts(model: nn.Module, example_inputs: Any) -> list[tuple[str, str]]:
     found = [("model", _model_text(model)), ("weights", _weights_text(model))]
     if example_inputs is not None:
         found.append(("batch", _batch_text(example_inputs)))
-    names = [name for name in ("torch", "transformers") if name in sys.modules]
-    versions = [f"{name} {sys.modules[name].__version__}" for name in names]
-    return [*found, ("versions", ", ".join([*versions, f"Python {platform.python_version()}"]))]
+    return [*found, ("versions", "; ".join([versions_text(), *untested_releases()]))]
 
 
 def _model_text(model: nn.Module) -> str:

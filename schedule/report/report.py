@@ -22,6 +22,7 @@ from schedule.report.pictures.page import section
 from schedule.runtime.scheduled import Adaptation, state_of, uncounted
 from schedule.util.errors import NotApplicable
 from schedule.util.files import refuse_unwritable, write
+from schedule.util.internal_errors import INTERNAL
 from schedule.util.printing import in_progress, printed
 from schedule.util.templating import rendered
 from schedule.verify.report import EquivalenceReport
@@ -150,6 +151,14 @@ class Report:
             self.verified = verification.report
 
     @property
+    def internal_errors(self) -> list[str]:
+        """Distinct errors of this package's own code, of scheduling and of calls since; the model ran without it."""
+        states = [state for module in self.model.modules() if (state := state_of(module)) is not None]
+        running = [why for state in states for why in state.internal_errors]
+        running += [why for notes in self.declined.values() for why in notes if why.startswith(INTERNAL)]
+        return list(headline.internal_errors(self.entries, running))
+
+    @property
     def fallbacks(self) -> dict[str, int]:
         """Scheduled module → number of its calls run by the original forward so far."""
         states = ((path, state_of(module)) for path, module in self.model.named_modules())
@@ -176,6 +185,7 @@ class Report:
             "applied": self.applied,
             "entries": [asdict(entry) for entry in self.entries],
             "costs": {when: asdict(cost) for when, cost in self.measured.items()},
+            "internal_errors": self.internal_errors,
             "unmeasured": self.unmeasured,
             "time": None if self.timing is None else asdict(self.timing),
             "verified": None if self.verified is None else self.verified.equal,
@@ -238,12 +248,12 @@ class Report:
     @property
     def sentence(self) -> str:
         """What was rewritten, and its effect on a training step if that was measured."""
-        return headline.sentence(self.entries, self.measured, self.timing)
+        return headline.sentence(self.entries, self.measured, self.timing, self.internal_errors)
 
     def figures(self) -> list[Figure]:
         """Return the four figures: rewrites, bytes saved for backward, time of a step, equality of results."""
         return [
-            headline.rewrites(self.entries),
+            headline.rewrites(self.entries, self.internal_errors),
             headline.saved(self.measured, self.unmeasured),
             headline.step_time(self.timing),
             headline.verified(self.verified),
@@ -264,7 +274,8 @@ class Report:
 
     def calls(self) -> list[tuple[str, str]]:
         """Return how calls that differ from the recorded ones ran, as (description, modules)."""
-        found, fallbacks = [], self.fallbacks
+        found = [("internal error", why) for why in self.internal_errors]
+        fallbacks = self.fallbacks
         for count in sorted(set(fallbacks.values())):
             paths = paths_of(path for path, of_path in fallbacks.items() if of_path == count)
             found.append(("calls that ran the original forward", f"{count} of {paths}"))
@@ -294,7 +305,8 @@ def _rules_table(entries: Sequence[Entry]) -> Table:
         table.add_column(name, justify="right" if name == "matches" else "left", overflow="fold")
     for row in rows:
         cells = (row.rule, row.status, str(row.matches), row.modules, row.reason)
-        table.add_row(*map(Text, cells[: len(names)]))
+        style = "bold red" if row.status == "internal error" else ""
+        table.add_row(*map(Text, cells[: len(names)]), style=style)
     return table
 
 

@@ -15,6 +15,7 @@ from schedule.patterns.rewriting import check, rewrite, try_build
 from schedule.patterns.saving import changed_later
 from schedule.rules.rule import Rule
 from schedule.util.errors import ScheduleError
+from schedule.util.internal_errors import InternalError
 from schedule.util.user_code import UserCodeError, user_code
 
 Modules = Mapping[str, nn.Module]
@@ -135,6 +136,8 @@ def _rejected(
             extra_check = rule.extra_check(graph_match) or _missed(graph, rule, graph_match, read)
             if not extra_check:
                 _refuse_unsafe(graph, rule, graph_match, modules)
+    except InternalError:
+        raise
     except UserCodeError as error:
         extra_check = f"the rule raises {error}"
     except ScheduleError as error:

@@ -96,7 +96,7 @@ def _is_width(classes: Any, graph_match: GraphMatch) -> bool:
     spec = spec_of(read[0]) if read else None
     if spec is None or read[0] not in graph_match.nodes or not isinstance(shape, fx.Node):
         return False
-    return shape.target is getattr and shape.args[1] == "shape" and dim in (-1, spec.ndim - 1)
+    return shape.target is getattr and bool(shape.args[1] == "shape") and dim in (-1, spec.ndim - 1)
 
 
 def _profitability(graph_match: GraphMatch) -> str:

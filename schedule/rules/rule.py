@@ -13,6 +13,7 @@ from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, NormalGraph, OpNode, Pattern, compile_pattern
 from schedule.patterns.values import operands
 from schedule.util.errors import MatchError
+from schedule.util.internal_errors import written_for_users
 from schedule.util.moved import renamed_fields
 
 Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
@@ -70,6 +71,10 @@ class Proof:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16)
     refused: tuple[Form, ...] = ()
+
+    def __post_init__(self) -> None:
+        for form in (*self.forms, *self.refused):
+            written_for_users(form)
 
 
 @renamed_fields(objection="extra_check", futile="no_gain", thrift="profitability", idle="no_gain_here")

@@ -9,13 +9,14 @@ from torch import nn
 
 from schedule.capture.tracing.specialization import Specialization
 from schedule.util.errors import TraceError
+from schedule.util.internal_errors import InternalError
 from schedule.util.logs import is_on, log, of_mode
 
 
-def log_trace(path: str, training: bool | None, found: Specialization | TraceError) -> None:
+def log_trace(path: str, training: bool | None, found: Specialization | TraceError | InternalError) -> None:
     """Log a graph, or why there is none; ``training`` is None if that holds for both modes."""
     label, facts = of_mode(path, training), {"module": path, "training": training}
-    if isinstance(found, TraceError):
+    if isinstance(found, (TraceError, InternalError)):
         reason = found.why.splitlines()[0]
         told = f"{label}: not traced: {reason} ({found.where})"
         log("trace", told, {"reason": reason, "where": found.where, **facts})

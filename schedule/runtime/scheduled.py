@@ -29,6 +29,7 @@ from schedule.runtime.call_kinds import adapting, is_only_traced, sees_functions
 from schedule.runtime.classes import STATE, Owner, put_on, scheduled_class, take_off, wraps_forward
 from schedule.runtime.dispatch import Declined, Select, Selected, generated_check, generated_select
 from schedule.runtime.logs import log_guards, log_missed
+from schedule.util.internal_errors import INTERNAL, InternalError, contained, is_generated, own_errors
 from schedule.util.logs import is_on, log
 
 MAX_ADAPTATIONS = 8
@@ -86,6 +87,7 @@ class ScheduledState:
         adapter: makes the adaptations, if given.
         fallbacks: how many calls ran the original forward.
         last_miss: description of the arguments of the first such call.
+        internal_errors: errors of our own code while calls were dispatched; the calls ran the original forward.
         unused: whether neither a graph nor the original forward has run yet.
         owner: the module.
         selects: failed checks → function that selects among the graphs made for calls that fail them.
@@ -110,6 +112,7 @@ class ScheduledState:
         self.name = name
         self.fallbacks = 0
         self.last_miss = ""
+        self.internal_errors: tuple[str, ...] = ()
         self.unused = True
         self.owner = Owner()
         self.select = self._dispatch()
@@ -120,8 +123,10 @@ class ScheduledState:
             return self.fall_back(module, args, kwargs, "a mode that watches torch's functions is active")
         try:  # as in `selected`, without another call on the path of every call
             selected = self.select(module, args, kwargs)
-        except _NOT_TAKEN:
-            selected = None
+        except _NOT_TAKEN as error:
+            selected = None if torch.compiler.is_compiling() else self.unselected(error)
+        except Exception as error:
+            selected = self.unselected(error)
         if selected is None:
             selected = self.adapt(module, args, kwargs)
         if selected is None:
@@ -130,6 +135,8 @@ class ScheduledState:
         run, given = selected
         if run is None:
             (why,) = given
+            if why.startswith(INTERNAL):
+                return self.fall_back(module, args, kwargs, why)
             return self.first_run(module, args, kwargs, why) if why else self.original(module, *args, **kwargs)
         self.unused = False
         try:
@@ -204,8 +211,26 @@ class ScheduledState:
         select = self.selects.get(missed) if missed else self.select
         try:
             return None if select is None else select(module, args, kwargs)
-        except _NOT_TAKEN:
+        except _NOT_TAKEN as error:
+            return self.unselected(error)
+
+    def unselected(self, error: Exception) -> Selected | None:
+        """Return None after a selection raised because a call does not fit, or the reason after an internal error.
+
+        Any other exception is raised again.
+        """
+        internal = InternalError.of(error, "selecting a graph")
+        if isinstance(error, _NOT_TAKEN) and (internal is None or is_generated(error)):
             return None
+        if internal is None:
+            raise error
+        return None, (self.failed(internal),)
+
+    def failed(self, error: InternalError) -> str:
+        """Keep an internal error for the report, warn of it, and return why calls run the original forward."""
+        if error.why not in self.internal_errors:
+            self.internal_errors = (*self.internal_errors, error.why)
+        return contained(error).why
 
     def adapt(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[str, ...] = ()
@@ -220,14 +245,19 @@ class ScheduledState:
             selected = self.selected(module, args, kwargs, missed)  # another thread may have made one
             if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
                 return selected
-            with adapting():
-                made = self.adapter.adapt(module, self.original, args, kwargs, missed)
-            if made is None:
-                return None
-            selected = self._with(made, module, args, kwargs)
-            if selected is None:
-                made = replace(made, specializations=(), summary="")
-                selected = self._with(made, module, args, kwargs)
+            try:
+                with own_errors("adapting"):
+                    with adapting():
+                        made = self.adapter.adapt(module, self.original, args, kwargs, missed)
+                    if made is None:
+                        return None
+                    selected = self._with(made, module, args, kwargs)
+                    if selected is None:
+                        made = replace(made, specializations=(), summary="")
+                        selected = self._with(made, module, args, kwargs)
+            except InternalError as error:
+                self.adapter = None  # it would fail at every call
+                return None, (self.failed(error),)
             found = f"new graphs for {made.summary}" if made.summary else f"no new graph: {made.declined.why}"
             facts = {"module": self.name, "summary": made.summary, "reason": made.declined.why}
             log("fallbacks", f"{self.label}: {found}", facts)

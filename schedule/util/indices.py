@@ -14,6 +14,7 @@ import torch
 from torch.fx.node import map_aggregate
 
 from fused.torch_internals.modes import TorchDispatchMode
+from schedule.util.internal_errors import as_python_does, perform
 from schedule.util.named_values import named_tensors
 
 RAISING = frozenset({"cpu", "meta"})
@@ -50,9 +51,9 @@ class _Checked(TorchDispatchMode):
                 func(*map_aggregate(args, _on_cpu), **map_aggregate(kwargs, _on_cpu))
             except (IndexError, RuntimeError) as error:
                 if any(word in str(error) for word in _WORDS):
-                    raise IndexError(str(error)) from None
+                    raise as_python_does(IndexError(str(error))) from None
                 # Another error is that of the CPU alone, or comes from the device in the same way.
-        return func(*args, **kwargs)
+        return perform(func, *args, **kwargs)
 
 
 def _may_index(given: Any) -> bool:

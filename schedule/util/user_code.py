@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from schedule.util.errors import ScheduleError
+from schedule.util.internal_errors import InternalError, as_python_does
 
 
 class UserCodeError(Exception):
@@ -22,7 +23,7 @@ class UserCodeError(Exception):
 
 @contextmanager
 def user_code(passing: type[Exception] = ScheduleError) -> Iterator[None]:
-    """Raise a :class:`UserCodeError` in place of any other exception.
+    """Raise a :class:`UserCodeError` in place of any other exception, and :class:`InternalError` of one of our own.
 
     Args:
         passing: exceptions raised unchanged.
@@ -32,4 +33,6 @@ def user_code(passing: type[Exception] = ScheduleError) -> Iterator[None]:
     except passing:
         raise
     except Exception as error:
-        raise UserCodeError(error) from error
+        if (internal := InternalError.of(error)) is not None:
+            raise internal from error
+        raise as_python_does(UserCodeError(error)) from error

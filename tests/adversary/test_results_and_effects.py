@@ -140,7 +140,7 @@ CHECKS: dict[str, Callable[[Tensor], Any]] = {
     "_assert_async": lambda d: torch._assert_async((d < 5).all()),
     "_assert_async with a message": lambda d: torch._assert_async((d < 5).all(), "large"),
     "cholesky": lambda d: torch.linalg.cholesky(torch.eye(2) * (5 - d)),
-    "Tensor.cholesky": lambda d: (torch.eye(2) * (5 - d)).cholesky(),
+    "Tensor.inverse": lambda d: (torch.eye(2) * (7 - d)).inverse(),
     "inverse": lambda d: torch.linalg.inv(torch.eye(2) * (7 - d)),
     "solve": lambda d: torch.linalg.solve(torch.eye(2) * (7 - d), torch.ones(2)),
     "embedding": lambda d: F.embedding(d.long()[None], torch.zeros(4, 3)),

@@ -42,6 +42,11 @@ class Heads(Projections):
         return self.down(h.transpose(1, 2).flatten(2))
 
 
+class ReturnedByName(Projections):
+    def forward(self, x: Tensor) -> Any:
+        return {"y": self.down(F.relu(self.up(x)))}
+
+
 class ScaledBySize(Projections):
     def forward(self, x: Tensor) -> Any:
         h = F.relu(self.up(x))
@@ -124,6 +129,33 @@ class SizeReturned(Projections):
     def forward(self, x: Tensor) -> Any:
         h = F.relu(self.up(x))
         return self.down(h), h.shape[-1]
+
+
+class SizeReturnedByName(Projections):
+    def forward(self, x: Tensor) -> Any:
+        h = F.relu(self.up(x))
+        return {"y": self.down(h), "size": h.shape[-1]}
+
+
+class Shelf:
+    """An object that keeps tensors, and is given options by name, as the caches of transformers are."""
+
+    def update(self, key: Tensor, value: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        self.kept = key, value
+        return key * options["scale"], value
+
+
+class Kept(Projections):
+    def forward(self, x: Tensor, shelf: Shelf) -> Any:
+        h, x = shelf.update(F.relu(self.up(x)), x, {"scale": x.mean(), "shifted": False})
+        return x + self.down(h)
+
+
+class KeptWithSize(Projections):
+    def forward(self, x: Tensor, shelf: Shelf) -> Any:
+        h = F.relu(self.up(x))
+        h, x = shelf.update(h, x, {"scale": x.mean(), "size": h.shape[-1]})
+        return x + self.down(h)
 
 
 class Own(nn.Module):

@@ -25,6 +25,7 @@ from tests.distributed.models import (
     llama,
     llama_on_meta,
     meta_ids,
+    needs_meta,
     on_meta,
     schedule_of,
     shard_gpt2,
@@ -274,11 +275,13 @@ def peak_rss() -> int:
 CASES = (initialized_in_shards, whole_with_its_own_share, undone_after_building, read_in_shards)
 
 
+@needs_meta
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_two_processes(case: launch.Case) -> None:
     launch.passes(case)
 
 
+@needs_meta
 @pytest.mark.parametrize(
     "size",
     [pytest.param(HUNDRED_MILLION, id="100M"), pytest.param(BILLION, id="1B", marks=pytest.mark.slow)],

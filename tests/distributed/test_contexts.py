@@ -28,6 +28,7 @@ from schedule.util.errors import ShardError
 from tests.distributed import launch
 from tests.distributed.test_models import Counted, counted
 from tests.distributed.test_undo import fingerprint, same
+from tests.zoo import CACHE
 
 LENGTH = 8
 
@@ -105,8 +106,8 @@ def refused(model: nn.Module) -> None:
     with Counted() as seen:
         with pytest.raises(ShardError, match=r"7 tokens cannot be shared evenly by \d ranks"):
             model(**given(length=7))
-        with pytest.raises(ShardError, match="past_key_values is a DynamicCache"):
-            model(**given(), past_key_values=DynamicCache(), use_cache=True)
+        with pytest.raises(ShardError, match=f"^{CACHE} is a DynamicCache"):
+            model(**given(), **{CACHE: DynamicCache()}, use_cache=True)
     assert not counted(seen)
 
 
@@ -274,7 +275,7 @@ def test_what_cannot_be_shared() -> None:
         sch.shard_plan(2, context=True, sequence=True)
     model = llama(layers=1)
     model.config.use_cache = True
-    with pytest.raises(ShardError, match="past_key_values is a DynamicCache"):
+    with pytest.raises(ShardError, match=f"{CACHE} is a DynamicCache"):
         schedule.create_schedule(model, given()).shard_plan(2, context=True)
 
 

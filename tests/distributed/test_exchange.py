@@ -11,7 +11,7 @@ from schedule.distributed.communication import exchange
 def test_groups_of_ranks_take_turns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that met others twice before still meets one that it never met."""
     store = dist.HashStore()
-    monkeypatch.setattr(exchange, "default_store", lambda: store)
+    monkeypatch.setattr(exchange, "_store", lambda: store)
 
     def say(rank: int, text: str, ranks: list[int], limit: float = 0.05) -> dict[int, str | None]:
         monkeypatch.setattr(dist, "get_rank", lambda: rank)

@@ -25,6 +25,7 @@ from tests.distributed.models import (
     initialized,
     llama,
     llama_on_meta,
+    needs_meta,
     on_meta,
     schedule_of,
     shard_gpt2,
@@ -144,11 +145,13 @@ def tensor_and_pipeline_parallel(mesh: Any) -> None:
 CASES = (data_and_tensor_parallel, tensor_and_pipeline_parallel)
 
 
+@needs_meta
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_four_processes(case: launch.Case) -> None:
     launch.passes(case, ranks=4)
 
 
+@needs_meta
 def test_checkpoints_go_from_mesh_to_mesh(tmp_path: Path) -> None:
     """Saved by four processes; loaded by four, by two, by this one, and by ``from_pretrained``."""
     launch.passes(partial(saved_at_two_by_two, folder=tmp_path), ranks=4)

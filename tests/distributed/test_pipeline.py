@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from schedule.distributed.pipeline.pipeline import Pipeline, PipelinedModel
 from schedule.distributed.pipeline.splitting import StageGraph, split
 from tests import zoo
 from tests.distributed import launch
-from tests.distributed.models import digest, initialized, llama, llama_on_meta
+from tests.distributed.models import digest, initialized, llama, llama_on_meta, needs_meta
 
 CUTS = {
     "gpt2": ("transformer.h.0", "transformer.h.1", "transformer.h.2"),
@@ -98,10 +99,17 @@ def test_stages_in_order_are_the_model(name: str, count: int) -> None:
     assert torch.equal(got.loss, expected.loss) and torch.equal(got.logits, expected.logits)
 
 
+def maker(stage: StageGraph) -> str:
+    """The module whose output, or first of its outputs, is sent last."""
+    (end,) = (node for node in stage.graph.nodes if node.op == "output")
+    sent = end.args[0][-1]
+    return str((sent.args[0] if sent.target is operator.getitem else sent).target)
+
+
 def test_what_travels() -> None:
     """GPT-2 sends hidden states and a mask; T5's encoder passes through the decoder's stages."""
     stages, _ = stages_of(cut("gpt2", 4))
-    assert [stage.sent[-1] for stage in stages[:-1]] == ["transformer_h_0", "transformer_h_1", "transformer_h_2"]
+    assert [maker(stage) for stage in stages[:-1]] == list(CUTS["gpt2"])
     assert max(len(stage.sent) for stage in stages) == 2
     stages, _ = stages_of(cut("t5", 4))
     assert stages[2].sent[0] in (*stages[1].sent, "encoder_dropout_1") and len(stages[2].sent) > 2
@@ -188,6 +196,10 @@ def test_interleaved_stages_on_one_rank(tmp_path: Path) -> None:
     try:
         for name in CUTS:
             compare(name, 4, "interleaved1f1b", 4, steps=2)
+    except RuntimeError as error:
+        if "Pair is not connected" not in str(error):
+            raise
+        pytest.skip("this torch starts a pipeline by sending to itself, which gloo cannot")
     finally:
         dist.destroy_process_group()
 
@@ -277,25 +289,59 @@ def evaluated(mesh: Any) -> None:
 
 
 def freed_after_sending(mesh: Any) -> None:
-    """What the first stage has sent takes no memory until its backward pass."""
+    """What the first stage has sent takes no memory until its backward pass, whoever holds it."""
     from schedule.distributed.pipeline.stages import SendingStage
 
     sch = cut("gpt2", 2)
     model = schedule.build(sch, pipeline=Pipeline(2, "gpipe")).train()
+    outputs: dict[int, Any] = {}
+    made: list[int] = []
     kept: list[int] = []
-    original = SendingStage.backward_one_chunk
 
-    def watching(self: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
-        kept.extend(out.untyped_storage().nbytes() for out in self.fwd_cache[chunk][0])
-        return original(self, chunk, *args, **kwargs)
+    class Watched(SendingStage):
+        def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            outputs[fwd_chunk_id] = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            made.extend(out.untyped_storage().nbytes() for out in outputs[fwd_chunk_id])
+            return outputs[fwd_chunk_id]
 
-    SendingStage.backward_one_chunk = watching  # type: ignore[method-assign]
-    try:
+        def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            kept.extend(out.untyped_storage().nbytes() for out in outputs[bwd_chunk_id])
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("schedule.distributed.pipeline.pipeline.SendingStage", Watched)
         model.step(**batch_of("gpt2"))
-    finally:
-        SendingStage.backward_one_chunk = original  # type: ignore[method-assign]
     if dist.get_rank() == 0:
-        assert kept and set(kept) == {4}, kept
+        assert min(made) > 4 and kept and set(kept) == {4}, (made, kept)
+
+
+class Normed(nn.Module):
+    """A stage that counts its calls, and indexes by numbers of the stage before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = x.argsort(-1).to(x.dtype) * self.first.weight.new_ones(())
+        made: torch.Tensor = self.last(self.norm(self.first(x) + order).gather(-1, order.long()))
+        return made
+
+
+def called_for_shapes(mesh: Any) -> None:
+    """What torch calls a stage for besides the microbatches leaves no trace, and meets no indices out of bounds."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 4)
+    sch = schedule.create_schedule(Normed(), example_inputs=x[:2])
+    sch["first"].cut_pipeline_stage()
+    twin = copy.deepcopy(sch.module).train()
+    model = schedule.build(sch, pipeline=Pipeline(2, loss=lambda outputs, _: outputs[0].square().mean())).train()
+    model.step(x)
+    for part in x.chunk(2):
+        twin(part)
+    buffers = dict(twin.named_buffers())
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(buffer, buffers[name])
 
 
 def from_the_meta_device(mesh: Any) -> None:
@@ -349,7 +395,8 @@ def refused(mesh: Any) -> None:
         schedule.build(sch, pipeline=Pipeline(2))
 
 
-TWO = (accumulated, evaluated, freed_after_sending, from_the_meta_device, fused_inside, refused)
+FROM_META = pytest.param(from_the_meta_device, marks=needs_meta)
+TWO = (accumulated, evaluated, freed_after_sending, called_for_shapes, FROM_META, fused_inside, refused)
 WAYS = [(2, 2, "gpipe"), (2, 2, "1f1b"), (2, 2, "interleaved1f1b"), (2, 4, "interleaved1f1b")]
 WAYS += [(4, 4, "gpipe"), (4, 4, "1f1b"), (4, 4, "interleaved1f1b")]
 QUICK = [("gpt2", 2, 2, "1f1b"), ("t5", 2, 2, "gpipe"), ("llama", 2, 4, "interleaved1f1b"), ("gpt2", 4, 4, "1f1b")]

@@ -14,7 +14,13 @@ from schedule.distributed.planning import planner
 from schedule.util.errors import ShardError
 from tests.distributed import rehearsed
 
-SHARDED = (rehearsed.Projections, rehearsed.ZerosOfTheSize, rehearsed.ViewOfTheSize, rehearsed.Heads)
+SHARDED = (
+    rehearsed.Projections,
+    rehearsed.ZerosOfTheSize,
+    rehearsed.ViewOfTheSize,
+    rehearsed.Heads,
+    rehearsed.ReturnedByName,
+)
 WHOLE = {
     rehearsed.ScaledBySize: "div computes with a size of the shard",
     rehearsed.ScaledByRoot: "div computes with a size of the shard",
@@ -29,6 +35,7 @@ WHOLE = {
     rehearsed.BranchOnSize: "another way",
     rehearsed.BranchOnAttribute: "another way",
     rehearsed.SizeReturned: "output computes with a size of the shard",
+    rehearsed.SizeReturnedByName: "output computes with a size of the shard",
 }
 OWN_SHARDED = (
     rehearsed.Own,
@@ -69,6 +76,16 @@ def test_sizes_that_are_values(kind: type[nn.Module], why: str, caplog: pytest.L
         plan = create_schedule(kind(), _batch()).shard_plan(2, vocabulary=False)
     assert not plan.shards and why in plan.whole["up.weight"]
     assert not caplog.records  # torch's own log of failing operations
+
+
+def test_options_by_name() -> None:
+    """What an object is given in a dict is compared one by one."""
+    torch.manual_seed(0)
+    plan, seen = planned(rehearsed.Kept(), (*_batch(), rehearsed.Shelf()), vocabulary=False)
+    assert {step.path for step in plan.shards} == {"up", "down"}
+    assert seen.equal(1e-5), seen.where
+    plan = create_schedule(rehearsed.KeptWithSize(), (*_batch(), rehearsed.Shelf())).shard_plan(2, vocabulary=False)
+    assert not plan.shards and "update computes with a size of the shard" in plan.whole["up.weight"]
 
 
 @pytest.mark.parametrize("kind", OWN_SHARDED)

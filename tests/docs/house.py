@@ -13,8 +13,7 @@ from pathlib import Path
 import networkx as nx
 
 ROOT = Path(__file__).resolve().parents[2]
-INTERNALS = "fused.torch_internals"
-CLAUSE = re.compile(r"\b(what|which|that|where|whose|who)\b", re.IGNORECASE)
+INTERNALS = ("fused.torch_internals", "fused.assumptions")
 
 
 @dataclass(frozen=True)
@@ -81,24 +80,6 @@ class House:
         handlers = ((name, node) for name, node in nodes if isinstance(node, ast.ExceptHandler))
         return [f"{name}:{handler.lineno}" for name, handler in handlers if _is_broad(handler)]
 
-    def summaries(self) -> list[tuple[str, str]]:
-        """(``module:line``, first line) of each docstring."""
-        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        found = []
-        for name, tree in self.trees.items():
-            for node in ast.walk(tree):
-                if isinstance(node, kinds) and (text := ast.get_docstring(node)):
-                    found.append((f"{name}:{getattr(node, 'lineno', 1)}", text.partition("\n")[0]))
-        return found
-
-    def hanging(self) -> list[tuple[str, str]]:
-        """Summaries with a clause that begins with what, which, that, where, whose or who."""
-        return [each for each in self.summaries() if CLAUSE.search(each[1])]
-
-    def with_semicolon(self) -> list[tuple[str, str]]:
-        """Summaries with a semicolon."""
-        return [each for each in self.summaries() if ";" in each[1]]
-
 
 def _module(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
@@ -144,15 +125,11 @@ def _is_broad(handler: ast.ExceptHandler) -> bool:
 def main() -> None:
     """Print the figures."""
     house = House()
-    count = len(house.summaries())
     print(f"files                 {len(house.trees)}, {house.imports.number_of_edges()} imports")
     print(f"circles               {[len(circle) for circle in house.circles()]}")
     print(f"imports upwards       {len(house.upward())}")
     print(f"files on torch's private names  {len(house.private())}")
     print(f"broad excepts         {len(house.broad_excepts())}")
-    print(f"summaries             {count}")
-    print(f"  that hang on a clause {len(house.hanging()) / count:.1%}")
-    print(f"  with a semicolon      {len(house.with_semicolon()) / count:.1%}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from schedule.util.named_values import call, container_types, copied, full, named_tensors, named_values, shapes_of
 from schedule.verify.observe import loss_of
+from tests.zoo import CACHE
 
 
 @dataclass
@@ -24,11 +25,11 @@ def test_names_lead_to_every_tensor() -> None:
     cache = DynamicCache()
     cache.update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0)
     x = torch.ones(2)
-    output = CausalLMOutputWithPast(logits=x, past_key_values=cache, hidden_states=(x, Pair(x, None)))
+    output = CausalLMOutputWithPast(logits=x, **{CACHE: cache}, hidden_states=(x, Pair(x, None)))
     assert list(named_tensors(output)) == [
         "logits",
-        "past_key_values.layers.0.keys",
-        "past_key_values.layers.0.values",
+        f"{CACHE}.layers.0.keys",
+        f"{CACHE}.layers.0.values",
         "hidden_states.0",
         "hidden_states.1.left",
     ]

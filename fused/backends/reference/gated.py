@@ -1,7 +1,7 @@
 """Reference formulas of gated activations, act(gate)·(up + offset)·weights, and of their gradients.
 
 Gate and up are two tensors, or the halves of the last dimension of one. A clamp limits the gate from above and
-the up from both sides, after the bias; clamped elements, and only those, have no gradient.
+the up from both sides, after the bias; clamped elements have no gradient, and those at the limit that of `torch.clamp`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from fused.backends.reference.activations import ACTIVATIONS
 from fused.backends.reference.numbers import compute_dtype, sum_over_rows
 from fused.backends.tracing import transformed
+from fused.torch_internals.modes import without_dispatch_modes
 
 Tensor = torch.Tensor
 Number = float | Tensor
@@ -117,4 +118,17 @@ def unlimited(
     """Compute the gradients of the inputs of `limited` from those of its results."""
     if clamp is None:
         return dgate, dlinear
-    return torch.where(gate <= clamp, dgate, 0), torch.where(linear.abs() <= clamp, dlinear, 0)
+    if PASSES_AT_LIMIT:
+        return torch.where(gate <= clamp, dgate, 0), torch.where(linear.abs() <= clamp, dlinear, 0)
+    return torch.where(gate < clamp, dgate, 0), torch.where(linear.abs() < clamp, dlinear, 0)
+
+
+def _passes_at_limit() -> bool:
+    with torch.inference_mode(False), torch.enable_grad(), without_dispatch_modes():
+        one = torch.ones(1, device="cpu", requires_grad=True)
+        (gradient,) = torch.autograd.grad(one.clamp(max=1.0), one)
+    return gradient.item() == 1
+
+
+PASSES_AT_LIMIT = _passes_at_limit()
+"""Whether `torch.clamp` has a gradient at its limit: 1 up to torch 2.13, 0 from 2.14 on."""

@@ -8,8 +8,10 @@ import torch
 import triton
 import triton.language as tl
 
+from fused.backends.reference.gated import PASSES_AT_LIMIT
 from fused.backends.triton.activations import activate, slope
 from fused.backends.triton.launch import (
+    Constant,
     any_float64,
     as_rows,
     cdiv,
@@ -23,6 +25,8 @@ from fused.backends.triton.launch import (
 )
 
 Tensor = torch.Tensor
+
+_PASSES_AT_LIMIT = Constant(PASSES_AT_LIMIT)
 
 
 @triton.jit
@@ -93,8 +97,12 @@ def _gated_backward(
         else:
             dz *= slope(below, ACTIVATION)
         if clamp is not None:
-            dz = tl.where(z <= clamp, dz, 0.0)
-            dlinear = tl.where(tl.abs(linear) <= clamp, dlinear, 0.0)
+            if _PASSES_AT_LIMIT:
+                dz = tl.where(z <= clamp, dz, 0.0)
+                dlinear = tl.where(tl.abs(linear) <= clamp, dlinear, 0.0)
+            else:
+                dz = tl.where(z < clamp, dz, 0.0)
+                dlinear = tl.where(tl.abs(linear) < clamp, dlinear, 0.0)
         if dgate is not None:
             tl.store(dgate + row * dgate_stride + column, dz, mask=inside)
         if dup is not None:

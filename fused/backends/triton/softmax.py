@@ -64,12 +64,14 @@ def _scores(x, mask, mask_stride, scale, fill, column, seen, loaded, MASK: tl.co
     if MASK == 1:
         seen = seen & (tl.load(mask + column * mask_stride, mask=loaded, other=1) == 0)
     if MASK == 2:
-        added = tl.load(mask + column * mask_stride, mask=loaded, other=0.0)
-        total = z + added.to(tl.float32)
+        # Compared as float32 too: Triton 3.9's interpreter compares the bits of bfloat16.
+        added = tl.load(mask + column * mask_stride, mask=loaded, other=0.0).to(tl.float32)
+        total = z + added
         if x.dtype.element_ty == mask.dtype.element_ty and mask.dtype.element_ty.primitive_bitwidth == 16:
             # As in the formula: a completely hidden row depends on the rounded sums.
-            rounded = z.to(added.dtype).to(tl.float32) + added.to(tl.float32)
-            total = tl.where(added < _FAR, rounded.to(added.dtype).to(tl.float32), total)
+            sixteen_bits = mask.dtype.element_ty
+            rounded = z.to(sixteen_bits).to(tl.float32) + added
+            total = tl.where(added < _FAR, rounded.to(sixteen_bits).to(tl.float32), total)
         z = total
     if MASK == 3:
         z = tl.where(tl.load(mask + column * mask_stride, mask=loaded, other=0) != 0, fill, z)

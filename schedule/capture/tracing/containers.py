@@ -24,6 +24,7 @@ from schedule.capture.tracing.parts import Tracked
 from schedule.capture.tracing.questions import ask, ask_keys, assume
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import TraceError
+from schedule.util.internal_errors import as_python_does, perform
 
 
 @dataclass(slots=True)
@@ -179,20 +180,20 @@ class TrackedList(Tracked, list[Any]):
         return iter(self.copy())
 
     def __getitem__(self, key: Any) -> Any:
-        numbers = range(len(self))[key]
+        numbers = perform(operator.getitem, range(len(self)), key)
         return self._item(numbers) if isinstance(numbers, int) else [self._item(each) for each in numbers]
 
     def __contains__(self, value: object) -> bool:
         return value in self.copy()
 
     def __add__(self, other: Any) -> Any:
-        return self.copy() + other
+        return perform(operator.add, self.copy(), other)
 
     def __radd__(self, other: Any) -> Any:
-        return other + self.copy()
+        return perform(operator.add, other, self.copy())
 
     def __mul__(self, count: Any) -> Any:
-        return self.copy() * count
+        return perform(operator.mul, self.copy(), count)
 
     __rmul__ = __mul__
 
@@ -201,7 +202,7 @@ class TrackedList(Tracked, list[Any]):
 
     def index(self, *args: Any) -> int:
         """Return the index of a value as ``list.index`` does."""
-        return self.copy().index(*args)
+        return int(perform(self.copy().index, *args))
 
     def count(self, value: Any) -> int:
         """Count a value as ``list.count`` does."""
@@ -247,7 +248,7 @@ class TrackedDict(Tracked, dict[Any, Any]):
 
     def __getitem__(self, key: Any) -> Any:
         if key not in self:  # guarded, since the forward may handle the error
-            raise KeyError(key)
+            raise as_python_does(KeyError(key))
         found = super().__getitem__(key)
         if is_constant(found):
             with DisableTorchFunction():

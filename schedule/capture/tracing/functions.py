@@ -23,6 +23,7 @@ from schedule.capture.tracing.derivatives import inlined, is_derivative
 from schedule.capture.tracing.trace import Trace
 from schedule.capture.tracing.writes import written_tensors
 from schedule.util.errors import TraceError
+from schedule.util.internal_errors import perform
 
 _LIBRARIES = frozenset({"einx"})
 """Libraries whose functions compute tensors from tensors and settings alone, by code that they compile and keep."""
@@ -76,7 +77,7 @@ class FunctionTracker:
                 arguments in place.
         """
         if cls is CheckpointFunction or not writes(self.tracer):
-            return cls.apply(*args, **kwargs)
+            return perform(cls.apply, *args, **kwargs)
         if is_derivative(cls, args, kwargs):
             return inlined(cls, args)
         with DisableTorchFunction():
@@ -87,7 +88,7 @@ class FunctionTracker:
     ) -> Any:
         """Call a TorchScript function, or one of a library, and write it as a node."""
         if not writes(self.tracer):
-            return function(*args, **kwargs)
+            return perform(function, *args, **kwargs)
         with DisableTorchFunction():
             return _written(self.tracer, Applied(function), function, args, kwargs)
 
@@ -107,7 +108,7 @@ def _written(
     real_args, real_kwargs = map_structure(args, tracer.value_of), map_structure(kwargs, tracer.value_of)
     tracer.recording.fake_mode.observe()
     with tracer.recording.fake_mode:
-        value = apply(*real_args, **real_kwargs)
+        value = perform(apply, *real_args, **real_kwargs)
     written_tensors(tracer, node, (args, kwargs))
     node.meta["draws"] = True  # user code: at run time it may
     return tracer.track(value, node)

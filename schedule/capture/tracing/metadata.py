@@ -93,6 +93,8 @@ def asked_by(func: Any) -> tuple[str, ...]:
     """Return what a constant query asks for, of ``PROPERTIES`` and ``LAYOUT``."""
     if is_attribute(func, "ndim") or func is torch.Tensor.dim:
         return ("rank",)
+    if is_attribute(func, "device"):
+        return ("device",)
     return (*PROPERTIES, LAYOUT) if attribute_name(func) in _OF_LAYOUT else PROPERTIES
 
 

@@ -33,6 +33,7 @@ from schedule.capture.tracing.restoring import parts_of, versions
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.trace import Trace
 from schedule.util.errors import TraceError
+from schedule.util.internal_errors import perform
 
 _SPECIAL: dict[str, Callable[..., Any]] = {
     "__len__": len,
@@ -180,7 +181,7 @@ class OpaqueTracker:
 
     def read(self, value: Any, node: fx.Node, name: str) -> Any:
         """Return attribute ``name`` of a watched object: its value, or a method to write a node when called."""
-        attribute = getattr(value, name)
+        attribute = perform(getattr, value, name)
         if callable(attribute) and getattr(attribute, "__self__", None) is value:
             return lambda *args, **kwargs: self.call(name, node, (node,), value, args, kwargs)
         read = self.tracer.emit(getattr, (node, name))

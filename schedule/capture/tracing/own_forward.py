@@ -10,11 +10,12 @@ import dis
 import types
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
 from torch import nn
 
+from fused.assumptions import holds
 from fused.torch_internals.modules import MODULE_CALLS
 from schedule.capture.tracing.reading.resolution import found_in
 
@@ -71,6 +72,8 @@ def functions_called(cls: type[nn.Module]) -> Iterator[tuple[types.ModuleType, s
 @lru_cache(maxsize=1024)
 def _attributes_of_self(code: types.CodeType) -> tuple[str, ...]:
     """Return ``"weight"`` for each ``self.weight`` in ``code``."""
+    if not holds("bytecode of methods"):
+        return code.co_names
     owner = code.co_varnames[:1]
     found = pairwise(dis.get_instructions(code))
     return tuple(b.argval for a, b in found if b.opname in _LOADS and _last_loaded(a) == owner)
@@ -85,6 +88,8 @@ def _last_loaded(instruction: dis.Instruction) -> tuple[str, ...]:
 @lru_cache(maxsize=1024)
 def _attributes_of_globals(code: types.CodeType) -> tuple[tuple[str, str], ...]:
     """Return ``("F", "linear")`` for each ``F.linear`` in ``code`` with a global ``F``."""
+    if not holds("bytecode of methods"):
+        return tuple(permutations(code.co_names, 2))
     found = pairwise(dis.get_instructions(code))
     return tuple((a.argval, b.argval) for a, b in found if a.opname == "LOAD_GLOBAL" and b.opname in _LOADS)
 

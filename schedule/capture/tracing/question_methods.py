@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fused.assumptions import holds
+
 PREFIXES = ("get_", "is_", "has_")
 """Beginnings of the names of methods that ask a question."""
 
@@ -35,6 +37,8 @@ def may_change(method: Any) -> bool:
     answer a question; methods of the same object are followed. Methods written in C are taken at their name.
     """
     owner = getattr(method, "__self__", None)
+    if not holds("bytecode of methods"):
+        return isinstance(getattr(method, "__func__", method), types.FunctionType)
     return _function_may_change(getattr(method, "__func__", method), type(owner))
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from schedule.capture.tracing.trace import Trace
+from schedule.util.internal_errors import perform
 
 Number = int | float | bool
 _HASH = torch.SymInt.__hash__.__code__
@@ -163,7 +164,7 @@ for _name, _function in _OPERATIONS.items():
 
 def symbolic(tracer: Trace, node: fx.Node, value: Number) -> Any:
     """Return ``value`` as a SymInt, SymFloat or SymBool computed by ``node``."""
-    scalar = ScalarNode(tracer, node, value)
+    scalar: Any = ScalarNode(tracer, node, value)
     if isinstance(value, bool):
         return torch.SymBool(scalar)
     return torch.SymInt(scalar) if isinstance(value, int) else torch.SymFloat(scalar)
@@ -182,7 +183,8 @@ def computed(tracer: Trace, function: Callable[..., Any], *args: Any) -> Any:
     A number that it returns is computed by the graph; anything else binds the graph to the numbers given.
     """
     scalars = [scalar_of(each) for each in args]
-    value = function(*(each if scalar is None else scalar.value for each, scalar in zip(args, scalars, strict=True)))
+    numbers = (each if scalar is None else scalar.value for each, scalar in zip(args, scalars, strict=True))
+    value = perform(function, *numbers)
     if type(value) in (bool, int, float):
         return symbolic(tracer, tracer.emit_scalar(function, tracer.as_nodes(args), value), value)
     for scalar in scalars:

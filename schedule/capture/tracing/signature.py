@@ -24,6 +24,7 @@ from schedule.capture.recording.structure import (
 from schedule.capture.tracing.handed_containers import CONTAINER
 from schedule.capture.tracing.reading.plain import is_atom, same
 from schedule.util.errors import TraceError
+from schedule.util.internal_errors import raise_if_own
 
 _IDENTITY = (bool, type(None))
 _GLOBALS = {"self", "torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"}
@@ -322,6 +323,7 @@ def bound_or_refused(parameters: Parameters, call: Call, forward: Callable[..., 
     try:
         parameters.bind(call.args, call.kwargs)
     except TypeError as error:
+        raise_if_own(error)
         raise TraceError(
             f"the recorded call does not fit {forward.__qualname__}: {error}",
             fix="pass example_inputs that the model accepts",

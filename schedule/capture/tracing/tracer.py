@@ -54,6 +54,7 @@ from schedule.capture.tracing.sizes import SizeReader
 from schedule.capture.tracing.state_nodes import StateNodes
 from schedule.capture.tracing.string_formatting import Strings
 from schedule.capture.tracing.writes import written_tensors
+from schedule.util.internal_errors import perform
 from schedule.util.user_code import UserCodeError, user_code
 
 
@@ -366,7 +367,7 @@ class ModuleTracer(TorchFunctionMode):
             self.ask(leaf, *asked)
             if "dtype" in asked:
                 self.guard_dtype(leaf)
-        return func(*args, **kwargs)
+        return perform(func, *args, **kwargs)
 
     def guard_dtype(self, tensor: torch.Tensor) -> None:
         """Guard on the dtype of ``tensor``, a parameter or buffer."""
@@ -382,7 +383,7 @@ class ModuleTracer(TorchFunctionMode):
         self.recording.fake_mode.observe()
         try:
             with self.recording.fake_mode:
-                return meta_kernel(func)(*args, **kwargs)
+                return perform(meta_kernel(func), *args, **kwargs)
         except metadata.DATA_DEPENDENT as error:
             for seen in self._replay.next(self.recording.seen.get(self.calls.module), func):
                 return self.recording.materialize(seen)

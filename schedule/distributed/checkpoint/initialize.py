@@ -22,6 +22,7 @@ from fused.torch_internals.tensors import FakeTensorMode
 from schedule.distributed.checkpoint.slots import Slot
 from schedule.util.errors import NotApplicable, ScheduleError
 from schedule.util.generators import generator_states, restore_generators
+from schedule.util.internal_errors import InternalError
 from schedule.util.user_code import UserCodeError, user_code
 
 Initialize = Callable[[nn.Module], Any]
@@ -140,6 +141,8 @@ def _written(root: nn.Module, ways: dict[nn.Module, Initialize], slots: Sequence
                 try:
                     with user_code(), torch.no_grad(), watching:
                         way(module)
+                except InternalError:
+                    raise
                 except (ScheduleError, UserCodeError):  # it may need data: assume it writes every tensor below
                     watching.seen |= dict.fromkeys(
                         _storage(t) for table in tables for t in table.values() if t is not None

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
-
-from fused.torch_internals.process_groups import default_store
 
 _rounds: Counter[str] = Counter()  # exchange → how often this rank took part in it
 
@@ -29,9 +28,15 @@ def exchanged_strings(about: str, own: str, ranks: Sequence[int], limit: float) 
     """
     exchange = f"schedule/{about}/{'-'.join(map(str, sorted(ranks)))}"
     _rounds[exchange] += 1
-    key, store = f"{exchange}/{_rounds[exchange]}", default_store()
+    key, store = f"{exchange}/{_rounds[exchange]}", _store()
     store.set(f"{key}/{dist.get_rank()}", f"said {own}")  # a store may wait forever for an empty text
     return {rank: _heard(store, f"{key}/{rank}", limit) for rank in ranks}
+
+
+def _store() -> dist.Store:
+    world: Any = dist.group.WORLD  # torch raises if there is none
+    store: dist.Store = world.get_group_store()
+    return store
 
 
 def _heard(store: dist.Store, key: str, limit: float) -> str | None:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fused.torch_internals.process_groups import set_timeout
 from schedule.distributed.communication.agreement import difference
 from schedule.distributed.communication.exchange import exchanged_strings
 from schedule.distributed.communication.mesh import expert_parallel, has_expert_dimension, tensor_parallel
@@ -86,12 +85,12 @@ def limited(mesh: Any, limit: float) -> Iterator[None]:
     groups, device = _groups(mesh), torch.device(mesh.device_type)
     before = [group._get_backend(device).options._timeout for group in groups]
     for group in groups:
-        set_timeout(timedelta(seconds=limit), group)
+        group.set_timeout(timedelta(seconds=limit))
     try:
         yield
     finally:
         for group, timeout in zip(groups, before, strict=True):
-            set_timeout(timeout, group)
+            group.set_timeout(timeout)
 
 
 def _groups(mesh: Any) -> list[dist.ProcessGroup]:

@@ -21,7 +21,7 @@ from schedule.capture.tracing.hooks import is_hooked
 from schedule.capture.tracing.specialization import original_class
 from schedule.distributed.communication.agreement import check_same
 from schedule.distributed.pipeline.splitting import on_device, split, state_of_stages
-from schedule.distributed.pipeline.stages import Modes, SendingStage, Stage, attach_all
+from schedule.distributed.pipeline.stages import Modes, SendingStage, Stage, attach_all, shapes_only
 from schedule.distributed.pipeline.tied import TiedGradients
 from schedule.runtime.scheduled import state_of
 from schedule.util.errors import NotApplicable, ShardError
@@ -199,7 +199,8 @@ class PipelinedModel(nn.Module):
             self._runner = self._made_runner()
         losses: list[Tensor] = []
         given, self._has_target = torch.zeros(parts) if target is None else target, target is not None
-        outputs = getattr(self._runner, how)(target=given, losses=losses, **batch)
+        with shapes_only(self._stages):  # but for the microbatches
+            outputs = getattr(self._runner, how)(target=given, losses=losses, **batch)
         last = self._stages[-1]
         if outputs is None or self.count - 1 != last.index:
             return Output(None, {})

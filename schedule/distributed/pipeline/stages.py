@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 import torch.distributed as dist
@@ -42,6 +44,7 @@ class Stage(nn.Module):
             for training, (made, _) in self._modes.items()
         }
         self._returned: list[str] = []
+        self._shapes_only = False
         self._parts = [state_of_stages(whole, [stage for _, stage in self._modes.values()])]
         attach_all(self, self.parts)
 
@@ -81,8 +84,13 @@ class Stage(nn.Module):
                 fix="create_schedule(model, example_inputs=batch) with a batch like those to come",
             )
         inputs = dict(zip(made.signature.inputs, selected[1][1:], strict=True))
-        with closing_regions():
-            result = self._runs[self.training](self, *received, *(inputs[name] for name in stage.inputs))
+        with ExitStack() as block:
+            block.enter_context(closing_regions())
+            if self._shapes_only:
+                block.enter_context(_unchanged(self.buffers()))
+                for tensor in received:
+                    tensor.data.zero_()  # uninitialized: it may be no index of anything
+            result = self._runs[self.training](self, *_answering(received), *(inputs[name] for name in stage.inputs))
         return self._flat(result) if self._is_last else tuple(map(_sendable, result))
 
     def _flat(self, result: Any) -> tuple[Tensor, ...]:
@@ -91,6 +99,55 @@ class Stage(nn.Module):
         ]
         self._returned = [name for name, _ in named]
         return tuple(leaf.reshape(1) if leaf.ndim == 0 else leaf for _, leaf in named)
+
+
+@contextmanager
+def shapes_only(stages: Iterable[Stage], value: bool = True) -> Iterator[None]:
+    """Tell ``stages`` whether calls in the block are only about shapes, which torch learns by a first call."""
+    before = [(stage, stage._shapes_only) for stage in stages]
+    for stage, _ in before:
+        stage._shapes_only = value
+    try:
+        yield
+    finally:
+        for stage, each in before:
+            stage._shapes_only = each
+
+
+@contextmanager
+def _unchanged(buffers: Iterable[Tensor]) -> Iterator[None]:
+    """Restore ``buffers`` after the block; through ``data``, since the backward pass may have saved them."""
+    saved = [(buffer, buffer.clone()) for buffer in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in saved:
+            buffer.data.copy_(value)
+
+
+class _Answering(torch.autograd.Function):
+    """Autograd function to return the same data, with gradients for all tensors if there is one for any of them."""
+
+    @staticmethod
+    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.data for tensor in tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
+
+
+def _answering(received: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return ``received`` with zeros as gradients of what is not read: torch 2.11 does not send missing gradients."""
+    waited_for = [tensor for tensor in received if tensor.requires_grad]
+    if not waited_for:
+        return received
+    answered = dict(zip(map(id, waited_for), _Answering.apply(*waited_for), strict=True))
+    return [answered.get(id(tensor), tensor) for tensor in received]
 
 
 def _sendable(tensor: Tensor) -> Tensor:
@@ -129,15 +186,30 @@ class SendingStage(PipelineStage):
     The backward pass needs only their autograd graph.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # weak, since outputs for a stage on the same rank are not sent
+        self._unsent: dict[int, list[ReferenceType[Tensor]]] = {}
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run one microbatch, and remember its outputs."""
+        stage: Any = self.submod
+        with shapes_only([stage], False):
+            outputs = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self._unsent[fwd_chunk_id] = [ref(output) for output in outputs]
+        return outputs
+
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Return the send operations of one microbatch, and free the data of the outputs.
 
         The operations keep the data alive until it is sent.
         """
         ops: list[dist.P2POp] = super().get_fwd_send_ops(fwd_chunk_id)
+        outputs = [output() for output in self._unsent.pop(fwd_chunk_id)]
         if ops:
-            outputs, _ = self.fwd_cache[fwd_chunk_id]
+            for op in ops:
+                op.tensor = op.tensor.detach()  # torch 2.11 sends the outputs themselves
             for output in outputs:
-                if isinstance(output, Tensor) and type(output) is Tensor:
+                if type(output) is Tensor:
                     output.data = torch.empty((), dtype=output.dtype, device=output.device).expand(output.shape)
         return ops

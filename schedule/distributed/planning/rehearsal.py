@@ -33,6 +33,7 @@ from schedule.distributed.tensor_parallel.modules import Split, own_features
 from schedule.patterns.normalize import normalize
 from schedule.patterns.values import OpNode, operands
 from schedule.util.errors import ScheduleError, ShardError
+from schedule.util.internal_errors import InternalError
 from schedule.util.tensors import tensor_at
 from schedule.util.user_code import UserCodeError, user_code
 
@@ -94,6 +95,8 @@ def rehearse(
     try:
         with _sizes_of_one_rank(module, recording, shards, settings, ranks), failures_unlogged(), user_code():
             own = specialize(module, original_class(module).forward, call, others, False, enter)
+    except InternalError:
+        raise
     except (ScheduleError, UserCodeError) as error:
         why = f"its code cannot run on the sizes of one rank: {getattr(error, 'why', error)}"
         raise CannotRun(why, fix="leave these features whole") from error
@@ -204,6 +207,8 @@ class _Comparison:
         one, other = (each.spec if isinstance(each, OpNode) and _is_size(each) else each for each in (one, other))
         if isinstance(one, slice) and isinstance(other, slice):
             one, other = ((each.start, each.stop, each.step) for each in (one, other))
+        if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+            one, other = list(one.values()), [other[key] for key in one]
         if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)) and len(one) == len(other):
             return any([self.changed(node, *pair) for pair in zip(one, other, strict=True)])
         if isinstance(one, OpNode) and isinstance(other, OpNode):

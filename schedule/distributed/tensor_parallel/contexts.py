@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 
 from fused.torch_internals.modes import without_dispatch_modes
@@ -73,6 +72,8 @@ def attention_in_context_parallel(
     if is_causal and mask is None:  # later keys are hidden from all of these queries
         is_causal = False
         key, value = key[..., : begin + own, :], value[..., : begin + own, :]
+        from torch.nn.attention.bias import causal_lower_right  # imports the compiler
+
         with without_dispatch_modes():  # under one, this subclass of tensors cannot be made
             mask = causal_lower_right(own, begin + own)
     how: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}

@@ -148,7 +148,7 @@ class LoadWhole:
             if isinstance(given, DTensor):
                 if given.placements == own.placements and given.device_mesh == own.device_mesh:
                     continue
-                given = given.full_tensor()
+                given = full_tensor(given)
             if isinstance(given, Tensor) and given.shape == own.shape:
                 given = given.to(own.to_local().device)
                 (how,) = own.placements

@@ -18,7 +18,7 @@ from schedule.report.pictures.flow import Flow, flow_of
 from schedule.report.pictures.pairs import Pair, pair_of
 from schedule.report.tree_text import what_was_done
 from schedule.runtime.scheduled import state_of
-from schedule.util.errors import TraceError
+from schedule.util.errors import ScheduleError, TraceError
 
 if TYPE_CHECKING:
     from schedule.core.node import Node
@@ -85,7 +85,7 @@ class Pictures:
         self._known: dict[tuple[Any, ...], int] = {}
         self._done = what_was_done(top)
         self._looked: dict[str, tuple[Any, ...]] = {}
-        self._failed: dict[nn.Module, TraceError] = {}
+        self._failed: Mapping[nn.Module, ScheduleError] = {}
         self._sharded = is_sharded(top.module)
         if recording is not None and not self._sharded:
             wanted = [m for m in top.module.modules() if m in recording.calls and not is_basic(m) and not state_of(m)]

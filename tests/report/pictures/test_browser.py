@@ -103,7 +103,7 @@ class Opened:
 
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize(
-    "name, module, drawn", [("gpt2", "transformer.h.1.attn", 29), ("llama", "model.layers.0.mlp", 7)]
+    "name, module, drawn", [("gpt2", "transformer.h.1.mlp", 21), ("llama", "model.layers.0.mlp", 7)]
 )
 def test_a_module_is_clicked_and_its_graphs_are_seen(
     browser: Any, pages: Callable[[str], Path], name: str, module: str, drawn: int, width: int

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from schedule.capture.tracing.metadata import asked_by
 from schedule.capture.tracing.opaque import _Watched
 from schedule.capture.tracing.parts import Tracked
 from schedule.capture.tracing.reading.assignments import Assignments
@@ -17,10 +18,11 @@ from schedule.capture.tracing.reading.instrument import is_instrumented
 from schedule.capture.tracing.reading.origin import is_fixed
 from schedule.capture.tracing.reading.plain import EXACT, is_atom
 from schedule.capture.tracing.reading.reads import Reads
-from schedule.capture.tracing.reading.resolution import ABSENT, class_of, is_mutable
+from schedule.capture.tracing.reading.resolution import ABSENT, class_of, found_in, is_mutable
 from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, Source
 from schedule.capture.tracing.result_kinds import is_result
 from schedule.capture.tracing.scalars import attribute_of_number, scalar_of
+from schedule.util.internal_errors import as_python_does, perform, raise_if_own
 
 TABLES = ("_parameters", "_buffers", "_modules")
 BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
@@ -46,7 +48,7 @@ class AttributeReads(Reads):
         if self.on and scalar_of(owner) is not None:
             return attribute_of_number(owner, name)
         if not self.on or isinstance(owner, _TRACKED):
-            return getattr(owner, name)
+            return perform(getattr, owner, name)
         if isinstance(owner, torch.Tensor):
             return self._of_tensor(owner, name)
         if isinstance(owner, types.ModuleType):
@@ -56,7 +58,8 @@ class AttributeReads(Reads):
         if cls is super:
             return self._of_super(owner, name)
         if cls is types.MethodType and name not in ("__self__", "__func__"):
-            return getattr(owner, name) if hasattr(types.MethodType, name) else self.attr(owner.__func__, name)
+            bound = hasattr(types.MethodType, name)
+            return perform(getattr, owner, name) if bound else self.attr(owner.__func__, name)
         if (not is_mutable(cls) and _dict_of(owner) is None) or (is_fixed(owner) and not isinstance(owner, _CODE)):
             return self._of_native(owner, name)
         getter = self.resolve(class_of(owner), "__getattribute__")
@@ -64,7 +67,8 @@ class AttributeReads(Reads):
             if isinstance(getter, types.FunctionType):
                 return self.call(getter, owner, name)
             return self.default_attr(owner, name)
-        except AttributeError:
+        except AttributeError as error:
+            raise_if_own(error)
             return self._missing(owner, name)
 
     def has_plain(self, owner: Any, name: str) -> bool:
@@ -86,8 +90,9 @@ class AttributeReads(Reads):
         if name == "__dict__":
             raise self.refused("the forward reads all attributes of an argument")
         try:
-            return getattr(owner, name)
-        except AttributeError:
+            return perform(getattr, owner, name)
+        except AttributeError as error:
+            raise_if_own(error)
             self.tracer.opaque.lacks(owner, name)
             raise
 
@@ -96,7 +101,7 @@ class AttributeReads(Reads):
         source = self.origin_of(owner)
         if source is not None and not hasattr(owner, name):
             self.guard("lacks", source, name)
-        value = getattr(owner, name)
+        value = perform(getattr, owner, name)
         is_method = callable(value) and getattr(value, "__self__", None) is owner
         return value if source is None or is_method else self.read(value, Attr(source, name))
 
@@ -116,10 +121,10 @@ class AttributeReads(Reads):
         if isinstance(owner, nn.Module):
             if (source := self.source_of(owner)) is not None:
                 self.guard("lacks", source, name)
-            return nn.Module.__getattr__(owner, name)
+            return perform(nn.Module.__getattr__, owner, name)
         if self.on and not hasattr(owner, name):
             self.tracer.guard_lacks(owner, name)
-        return object.__getattribute__(owner, name)
+        return perform(object.__getattribute__, owner, name)
 
     def default_attr(self, owner: Any, name: str) -> Any:
         """Look up ``name`` like ``object.__getattribute__``, then in the tables of a module."""
@@ -142,7 +147,7 @@ class AttributeReads(Reads):
             return self._bind(raw, owner, class_of(owner), name)
         if isinstance(owner, nn.Module) and own is not None:
             return self.module_attr(owner, name)
-        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)
+        raise as_python_does(_no_attribute(owner, name))
 
     def module_attr(self, owner: nn.Module, name: str) -> Any:
         """Return a parameter, buffer or submodule."""
@@ -150,7 +155,7 @@ class AttributeReads(Reads):
         for table in TABLES:
             if name in own.get(table, ()):
                 return self.read(own[table][name], None if source is None else Item(Item(DictOf(source), table), name))
-        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}")
+        raise as_python_does(_no_attribute(owner, name))
 
     def _described(self, owner: Any, name: str, raw: Any, source: Source | None) -> Any:
         """Return the value from a data descriptor of the class: a property, a slot."""
@@ -162,7 +167,7 @@ class AttributeReads(Reads):
             return owner.__dict__
         if name == "__class__":
             return type(owner)  # of a scheduled module, the class that it runs as
-        value = raw.__get__(owner, type(owner))
+        value = perform(raw.__get__, owner, type(owner))
         return value if source is None else self.read(value, Attr(source, name))
 
     def _is_followed_descriptor(self, raw: Any) -> bool:
@@ -182,7 +187,7 @@ class AttributeReads(Reads):
             return types.MethodType(raw.__func__, cls)
         if kind is property and owner is not None:
             if raw.fget is None:
-                raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no getter")
+                raise as_python_does(AttributeError(f"property {name!r} of {cls.__name__!r} object has no getter"))
             return self.call(raw.fget, owner)
         if kind is functools.cached_property and owner is not None:
             value = self.call(raw.func, owner)
@@ -201,7 +206,7 @@ class AttributeReads(Reads):
         if isinstance(getter, types.FunctionType):
             self.know(raw, Const(raw))
             return self.call(getter, raw, owner, cls)
-        return raw.__get__(owner, cls)
+        return perform(raw.__get__, owner, cls)
 
     def _of_class(self, owner: type, name: str) -> Any:
         """Return an attribute of a class: of its metaclass if it is a data descriptor there, of its bases, or else."""
@@ -209,7 +214,7 @@ class AttributeReads(Reads):
         if of_meta is not ABSENT and _is_data_descriptor(of_meta):
             if type(of_meta) is property or self._is_followed_descriptor(of_meta):
                 return self._bind(of_meta, owner, type(owner), name)
-            value = getattr(owner, name)
+            value = perform(getattr, owner, name)
             if name == "__dict__":
                 self.know(value, Attr(Const(owner), name))
                 return value
@@ -222,17 +227,17 @@ class AttributeReads(Reads):
         getter = self.resolve(type(owner), "__getattr__")
         if isinstance(getter, types.FunctionType):
             return self.call(getter, owner, name)
-        value = getattr(owner, name)
+        value = perform(getattr, owner, name)
         return self.read(value, Attr(Const(owner), name))
 
     def _of_super(self, owner: Any, name: str) -> Any:
         """Return an attribute found behind a class in the order of the bases of another."""
         instance, start, cls = owner.__self__, owner.__thisclass__, owner.__self_class__
         if name in ("__class__", "__self__", "__thisclass__", "__self_class__"):
-            return getattr(owner, name)
+            return perform(getattr, owner, name)
         raw = self.resolve(cls, name, start)
         if raw is ABSENT:
-            return getattr(owner, name)
+            return perform(getattr, owner, name)
         return self._bind(raw, None if instance is cls else instance, cls, name)
 
     def _of_file(self, owner: types.ModuleType, name: str) -> Any:
@@ -246,16 +251,16 @@ class AttributeReads(Reads):
             return self.call(self.read(getter, Item(DictOf(Const(owner)), "__getattr__")), name)
         if not hasattr(owner, name):
             self.guard("lacks", Const(owner), name)
-        return self.read(getattr(owner, name), Attr(Const(owner), name))
+        return self.read(perform(getattr, owner, name), Attr(Const(owner), name))
 
     def _of_tensor(self, owner: torch.Tensor, name: str) -> Any:
         """Return an attribute of a tensor: torch's, or one that Python code set on it."""
         raw = self.resolve(torch.Tensor, name)
-        if name == "device":  # a property of data-free tensors, of which the trace is not told
-            self.tracer.ask(owner, "device")
+        if raw is not ABSENT and _is_data_descriptor(raw) and found_in(type(owner), name) is not raw:
+            self.tracer.ask(owner, *asked_by(raw.__get__))  # a property of data-free tensors: the trace is not told
         own = _dict_of(owner) or {}
         if raw is not ABSENT and (name not in own or _is_data_descriptor(raw)):
-            return getattr(owner, name)
+            return perform(getattr, owner, name)
         source = self.tensor_source(owner)
         if source is not None:
             if name in own:
@@ -265,7 +270,11 @@ class AttributeReads(Reads):
             node = self.tracer.node_of(owner)
             if isinstance(node, fx.Node) and (node.op == "placeholder" or is_result(node)):
                 self.tracer.guard(self.tracer.emit(has_own_attribute, (node, name)), False)
-        return getattr(owner, name)
+        return perform(getattr, owner, name)
+
+
+def _no_attribute(owner: Any, name: str) -> AttributeError:
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)
 
 
 def _dict_of(owner: Any) -> dict[str, Any] | None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import Function
 from torch.jit import ScriptFunction
 
+from fused.torch_internals.functions import applied_class
 from schedule.capture.recording.calls import unwatched
 from schedule.capture.recording.structure import tensors
 from schedule.capture.tracing.functions import is_of_library
@@ -37,6 +37,7 @@ from schedule.capture.tracing.reading.sources import Attr, Const, Item, Source
 from schedule.capture.tracing.regions import TrackedBlock, TrackedFlags, sets_flags
 from schedule.capture.tracing.scalars import NumberMethod, scalar_of, symbolic
 from schedule.util.errors import TraceError
+from schedule.util.internal_errors import perform
 
 _READING = {"update", "extend", "extendleft", "union", "intersection", "difference", "symmetric_difference"}
 _READING |= {"intersection_update", "difference_update", "symmetric_difference_update"}
@@ -104,8 +105,8 @@ class Calling(NativeCalls):
 
     def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function, owner = method.__func__, method.__self__
-        if function is Function.apply.__func__:  # type: ignore[attr-defined]
-            return self.tracer.functions.apply(owner, args, kwargs)
+        if (applied := applied_class(method)) is not None:
+            return self.tracer.functions.apply(applied, args, kwargs)
         once = isinstance(function, functools._lru_cache_wrapper)
         if isinstance(owner, logging.Logger) and (once or function.__name__ in MESSAGE_METHODS):
             return self._log(method, owner, args, kwargs)
@@ -127,7 +128,7 @@ class Calling(NativeCalls):
                 self.tracer.emit(log_at, repeated)
             return None
         args, kwargs = self.tracer.strings.handed(method, args, kwargs)
-        return method(*args, **kwargs)
+        return perform(method, *args, **kwargs)
 
     def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function behind ``lru_cache``.
@@ -136,7 +137,7 @@ class Calling(NativeCalls):
         """
         keeps = function.cache_parameters()["maxsize"] != 0
         if keeps and all(map(is_atom, (*args, *kwargs.values()))):
-            cached = function(*args, **kwargs)
+            cached = perform(function, *args, **kwargs)
             if next(tensors(cached), None) is None:
                 asked = functools.partial(function, **kwargs) if kwargs else function
                 self.query(asked, args, cached)
@@ -161,7 +162,7 @@ class Calling(NativeCalls):
         if (mask := masks.expanded(function, args)) is not None:
             return mask
         if is_instrumented(function):
-            return function(*args, **kwargs)
+            return perform(function, *args, **kwargs)
         if self.on and function in _PASSING and self._is_native_block(args[0]):
             return self.pass_block(function, args)
         if self.on and (known := self.tracer.index_functions.handles(self, function, args, kwargs)) is not None:
@@ -174,7 +175,7 @@ class Calling(NativeCalls):
             copy = self.follow(function)
         except NoSource as error:
             return self._sourceless(function, error, args, kwargs)
-        return copy(*args, **kwargs)
+        return perform(copy, *args, **kwargs)
 
     def follow(self, function: types.FunctionType) -> types.FunctionType:
         """Return the instrumented copy of ``function``.
@@ -207,7 +208,7 @@ class Calling(NativeCalls):
     def _sourceless(self, function: types.FunctionType, error: NoSource, args: Any, kwargs: Any) -> Any:
         """Run generated code, such as the constructor of a dataclass, as it is, or refuse the call."""
         if not self.on:
-            return function(*args, **kwargs)
+            return perform(function, *args, **kwargs)
         self.tracer.containers.read_all((args, kwargs))
         fields = fields_of(function, args[0]) if args else None
         if fields is not None and function.__name__ == "__eq__":
@@ -218,7 +219,7 @@ class Calling(NativeCalls):
         outside = [each for each in (*args, *kwargs.values()) if self._is_state(each)]
         if not generated or (outside and function.__name__ != "__init__"):
             raise self.refused(f"the forward calls {function.__qualname__}, which cannot be followed: {error}")
-        return function(*args, **kwargs)
+        return perform(function, *args, **kwargs)
 
     def _instantiate(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_opaque_class(cls) and self.on and not self.tracer.inside_child:
@@ -234,21 +235,24 @@ class Calling(NativeCalls):
         if isinstance(maker, types.FunctionType):
             made = self.call(maker, cls, *args, **kwargs)
         else:
-            made = cls.__new__(cls) if maker is object.__new__ else cls.__new__(cls, *args, **kwargs)
+            given = ((), {}) if maker is object.__new__ else (args, kwargs)
+            made = perform(cls.__new__, cls, *given[0], **given[1])
         if not isinstance(made, cls):
             return made
         if isinstance(starter, types.FunctionType):
             self.call(starter, made, *args, **kwargs)
         else:
-            cls.__init__(made, *args, **kwargs)
+            perform(cls.__init__, made, *args, **kwargs)
         return made
 
     def _call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner = getattr(function, "__self__", None)
+        if (applied := applied_class(function)) is not None:
+            return self.tracer.functions.apply(applied, args, kwargs)
         if type(function) in _UNBOUND and args:
             if scalar_of(args[0]) is not None:
                 return self.call(self.attr(args[0], function.__name__), *args[1:], **kwargs)
-            bound = function.__get__(args[0], type(args[0]))
+            bound = perform(function.__get__, args[0], type(args[0]))
             if type(bound) in _BUILTIN and not isinstance(args[0], torch.Tensor):
                 return self._call_builtin(bound, args[1:], kwargs)
         if owner is None or isinstance(owner, types.ModuleType):
@@ -257,7 +261,7 @@ class Calling(NativeCalls):
         if isinstance(owner, contextvars.ContextVar):
             if self.on and name != "get" and not is_collector(owner):
                 raise self.refused(f"the forward calls {name} of a ContextVar, which a graph would not do at each call")
-            answer = function(*args)
+            answer = perform(function, *args)
             if self.on and name == "get":
                 self.query(function, args, answer)
             return answer
@@ -268,12 +272,13 @@ class Calling(NativeCalls):
                 self.refuse_compared(args, owner if isinstance(owner, (list, tuple, deque)) else ())
             if self.on and name in _READING:
                 args = tuple(self.mapping(each) if isinstance(each, dict) else self.iterate(each) for each in args)
-            return function(*map(self.bridged, args), **{key: self.bridged(value) for key, value in kwargs.items()})
+            given = {key: self.bridged(value) for key, value in kwargs.items()}
+            return perform(function, *map(self.bridged, args), **given)
         return self.native(function, args, kwargs)
 
     def _call_ufunc(self, function: Any, args: tuple[Any, ...]) -> Any:
         """Call a function of numpy on numbers, some of them sizes, and write it as a node if it returns a float."""
-        value = function(*map(self.tracer.value_of, args))
+        value = perform(function, *map(self.tracer.value_of, args))
         if not isinstance(value, float):
             return self.native(function, args, {})
         return symbolic(self.tracer, self.tracer.emit_scalar(function, self.tracer.as_nodes(args), value), value)
@@ -327,7 +332,7 @@ class Calling(NativeCalls):
         value, error = (args[0], args[1:]) if bound is None else (bound, args)
         if not self._is_native_block(value):  # a method of the user's calls that of a base class
             if isinstance(value, KNOWN_MANAGERS):
-                return function(*args)
+                return perform(function, *args)
             raise self._refused_block(value)
         if name_of(function) == "__enter__":
             self._blocks.append((value, self.context(value)))

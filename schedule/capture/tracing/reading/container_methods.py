@@ -7,6 +7,7 @@ from typing import Any
 
 from schedule.capture.tracing.reading.items import ItemReads
 from schedule.capture.tracing.reading.sources import Source
+from schedule.util.internal_errors import perform
 
 _READ_ONLY = {"get", "keys", "values", "items", "copy", "index", "count", "union", "intersection", "difference"}
 _READ_ONLY |= {"issubset", "issuperset", "isdisjoint", "symmetric_difference"}
@@ -21,7 +22,7 @@ def container_method(ev: ItemReads, owner: Any, name: str, args: tuple[Any, ...]
             return ev.item(owner, args[0])
         ev.refuse_write(owner, f"calls {name}() of")
     if source is None:  # an argument: its items are part of the signature
-        return getattr(owner, name)(*args, **kwargs)
+        return perform(getattr(owner, name), *args, **kwargs)
     if name == "__len__":
         ev.guard("length", source, len(owner))
         return len(owner)
@@ -30,10 +31,11 @@ def container_method(ev: ItemReads, owner: Any, name: str, args: tuple[Any, ...]
             return _of_dict(ev, source, owner, name, *args)
         if name == "__iter__":
             return iter(ev.keys(owner, source))
-        return getattr({key: ev.entry(owner, key, source) for key in ev.keys(owner, source)}, name)(*args, **kwargs)
+        entries = {key: ev.entry(owner, key, source) for key in ev.keys(owner, source)}
+        return perform(getattr(entries, name), *args, **kwargs)
     if name == "copy" and isinstance(owner, list):
         return list(ev.items(owner, source))
-    return getattr(ev.operand(owner), name)(*map(ev.operand, args), **kwargs)
+    return perform(getattr(ev.operand(owner), name), *map(ev.operand, args), **kwargs)
 
 
 def _of_dict(ev: ItemReads, source: Source, owner: Any, name: str, key: Any, default: Any = None) -> Any:

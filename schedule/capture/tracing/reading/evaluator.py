@@ -26,6 +26,7 @@ from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.protected import Protected
 from schedule.capture.tracing.reading.resolution import ABSENT
 from schedule.capture.tracing.reading.sources import Attr, Const, Item
+from schedule.util.internal_errors import as_python_does, own_errors, perform, raise_if_own
 
 
 class Evaluator(Matching):
@@ -46,7 +47,7 @@ class Evaluator(Matching):
         if isinstance(forward, types.FunctionType) and not self.is_native(forward):
             result = self.call(forward, *args, **kwargs)
         else:
-            result = forward(*args, **kwargs)
+            result = perform(forward, *args, **kwargs)
         if self.failed is not None:
             raise self.failed
         return result
@@ -70,7 +71,7 @@ class Evaluator(Matching):
         found: dict[str, Any] = cast(Any, function).__builtins__
         if name not in found:
             self.guard("lacks_item", Const(found), name)
-            raise NameError(f"name {name!r} is not defined", name=name)
+            raise as_python_does(NameError(f"name {name!r} is not defined", name=name))
         return self.read(found[name], Item(Const(found), name))
 
     def imported(self, function: types.FunctionType, file: str, level: int, names: tuple[str, ...]) -> Any:
@@ -84,7 +85,7 @@ class Evaluator(Matching):
         full = ".".join([*package[: len(package) + 1 - level], *filter(None, [file])]) if level else file
         parts = full.split(".")
         try:
-            found = self._builtin(function, "__import__")(file, table, None, names, level)
+            found = perform(self._builtin(function, "__import__"), file, table, None, names, level)
         finally:
             for count in range(len(parts)):
                 self._read_module(".".join(parts[: count + 1]))
@@ -96,8 +97,8 @@ class Evaluator(Matching):
         """Return ``name`` from an imported module: an attribute, or a module below that is no attribute yet."""
         try:
             return self.attr(module, name)
-        except AttributeError:
-            pass
+        except AttributeError as error:
+            raise_if_own(error)
         if (source := self.source_of(module)) is not None:
             self.guard("lacks", source, name)
         own = getattr(module, "__name__", "<unknown module name>")
@@ -105,7 +106,7 @@ class Evaluator(Matching):
         if found is None:
             file = getattr(module, "__file__", None)
             where = f"{own!r} ({file or 'unknown location'})"
-            raise ImportError(f"cannot import name {name!r} from {where}", name=own, path=file)
+            raise as_python_does(ImportError(f"cannot import name {name!r} from {where}", name=own, path=file))
         return found
 
     def _read_module(self, name: str) -> Any:
@@ -147,7 +148,7 @@ class Evaluator(Matching):
             self.call(setter, raw, owner, value)
         elif source is None:
             self.refuse_write(owner, f"sets attribute {name!r} of")
-            setattr(owner, name, value)
+            perform(setattr, owner, name, value)
         elif setter is not ABSENT:
             self.refuse_write(owner, f"sets attribute {name!r}, a {type(raw).__name__}, of")
         else:
@@ -156,7 +157,7 @@ class Evaluator(Matching):
     def del_attr(self, owner: Any, name: str) -> None:
         """Execute ``del owner.name``."""
         self.refuse_write(owner, f"deletes attribute {name!r} of")
-        delattr(owner, name)
+        perform(delattr, owner, name)
 
     def set_item(self, owner: Any, key: Any, value: Any) -> None:
         """Execute ``owner[key] = value``."""
@@ -173,12 +174,13 @@ class Evaluator(Matching):
         if method is not None:
             method(key, value)
         else:
-            owner[key] = self.iterate(value) if isinstance(owner, list) and isinstance(key, slice) else value
+            value = self.iterate(value) if isinstance(owner, list) and isinstance(key, slice) else value
+            perform(operator.setitem, owner, key, value)
 
     def del_item(self, owner: Any, key: Any) -> None:
         """Execute ``del owner[key]``."""
         self.refuse_write(owner, "deletes an item of")
-        del owner[key]
+        perform(operator.delitem, owner, key)
 
     def write_name(self, function: types.FunctionType, name: str, value: Any) -> Any:
         """Return ``value`` to be bound to a global or to a variable of an enclosing function, or refuse it."""
@@ -190,7 +192,7 @@ class Evaluator(Matching):
         """Compute ``target += value`` or a similar operation, and return the new ``target``."""
         if isinstance(target, (list, set, dict, deque)):
             self.refuse_write(target, "changes, in place,")
-        return plain(getattr(operator, name)(self.operand(target), self.operand(value)))
+        return plain(perform(getattr(operator, name), self.operand(target), self.operand(value)))
 
 
 class Here:
@@ -208,7 +210,7 @@ class Here:
     @staticmethod
     def super(cls: type, instance: Any) -> Any:
         """Return ``super(cls, instance)``."""
-        return super(cls, instance)
+        return perform(super, cls, instance)
 
     def name(self, name: str) -> Any:
         """Return the value of a global or builtin."""
@@ -216,7 +218,7 @@ class Here:
 
     def note_global(self, name: str) -> None:
         """Guard on a global or builtin read somewhere in the function, beside a local of the same name."""
-        with contextlib.suppress(NameError):
+        with contextlib.suppress(NameError), own_errors():
             self._evaluator.global_name(self._function, name)
 
     def cell(self, name: str, value: Any) -> Any:
@@ -226,7 +228,7 @@ class Here:
     def note_cell(self, name: str) -> None:
         """Guard on a variable of the enclosing function, beside a local of the same name."""
         cell = (self._function.__closure__ or ())[self._function.__code__.co_freevars.index(name)]
-        self._evaluator.cell_value(self._function, name, cell.cell_contents)
+        self._evaluator.cell_value(self._function, name, perform(getattr, cell, "cell_contents"))
 
     def write_name(self, name: str, value: Any) -> Any:
         """Return ``value`` to be bound to a global or to a variable of the enclosing function, or refuse it."""

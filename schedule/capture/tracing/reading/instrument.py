@@ -98,25 +98,32 @@ def _definition(function: types.FunctionType) -> ast.FunctionDef:
         codes = _codes_in("".join(lines), flags)
     except SyntaxError:  # a page with code in it
         codes = _codes_in("\n" * (first - 1 - indented) + "".join(["if 1:\n"] * indented + block), flags)
-    if code not in codes and _PYTEST not in code.co_names:
+    name = next((each.co_name for each in codes.get(first, ()) if _are_same(each, code)), None)
+    if name is None and _PYTEST not in code.co_names:
         raise NoSource("its source has changed since it was loaded")
     if code.co_name == "<lambda>":
         return _lambda(code, lines)
     tree = ast.parse("".join([*(["if 1:\n"] if indented else []), *block]))
     ast.increment_lineno(tree, first - 1 - indented)
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+        if isinstance(node, ast.FunctionDef) and node.name == (name or code.co_name):
             return node
     raise OSError("no definition")
 
 
 @functools.lru_cache(maxsize=64)
-def _codes_in(source: str, flags: int) -> frozenset[types.CodeType]:
-    """Return the code of all functions in the source of a file, compiled with these flags of ``__future__``."""
-    found = [compile(source, "", "exec", flags, dont_inherit=True)]
+def _codes_in(source: str, flags: int) -> dict[int, list[types.CodeType]]:
+    """Return first line → code of the functions in a source, compiled with these flags of ``__future__``."""
+    found, by_line = [compile(source, "", "exec", flags, dont_inherit=True)], dict[int, list[types.CodeType]]()
     for code in found:
+        by_line.setdefault(code.co_firstlineno, []).append(code)
         found += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    return frozenset(found)
+    return by_line
+
+
+def _are_same(source: types.CodeType, code: types.CodeType) -> bool:
+    """Check whether ``code`` is the code in a source, perhaps under another name: torch 2.15 renames its wrappers."""
+    return source == code.replace(co_name=source.co_name, co_qualname=source.co_qualname)
 
 
 def _lambda(code: types.CodeType, lines: list[str]) -> ast.FunctionDef:

@@ -7,7 +7,7 @@ import operator
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -21,6 +21,7 @@ from schedule.capture.tracing.reading.resolution import ABSENT
 from schedule.capture.tracing.reading.sources import Const, Item, Query, Source, described
 from schedule.capture.tracing.scalars import computed, scalar_of
 from schedule.capture.tracing.string_formatting import DisplayedNumber
+from schedule.util.internal_errors import perform
 
 _MOST_TENSORS = 64
 
@@ -50,9 +51,10 @@ class ItemReads(AttributeReads):
             if source is not None and not is_fixed(owner):
                 raise self.refused(f"the forward looks into a {type(owner).__name__}, {described(source)}")
             fixed = is_fixed(owner) and not isinstance(owner, type) and is_atom(key)
-            return self.read(owner[key], Item(Const(owner), key)) if fixed else owner[key]
+            found = perform(operator.getitem, owner, key)
+            return self.read(found, Item(Const(owner), key)) if fixed else found
         if isinstance(key, slice):
-            return list(self.iterate(owner))[key] if isinstance(owner, list) else tuple(self.iterate(owner))[key]
+            return perform(operator.getitem, (list if isinstance(owner, list) else tuple)(self.iterate(owner)), key)
         if isinstance(owner, (dict, types.MappingProxyType)):
             return self.entry(owner, key, source)
         if isinstance(key, torch.SymInt):
@@ -60,7 +62,7 @@ class ItemReads(AttributeReads):
         beyond = isinstance(key, int) and not 0 <= key < len(owner)
         if beyond:
             self.guard("length", source, len(owner))
-        value = owner[key]  # type: ignore[index]
+        value = perform(operator.getitem, owner, key)
         if beyond:
             key += len(owner)
         return self.read(value, Item(source, key))
@@ -74,13 +76,13 @@ class ItemReads(AttributeReads):
         self.guard("lacks_item", source, self._key(key))
         if type(owner).__missing__ is not None if hasattr(type(owner), "__missing__") else False:
             raise self.refused(f"the forward asks {described(source)} for an item that it would make")
-        return owner[key]
+        return perform(operator.getitem, owner, key)
 
     def _entry_below(self, owner: dict[Any, Any], key: Any, source: Source) -> Any:
         """Return an entry as stored by ``dict``, below an overriding ``__getitem__`` of ``owner``."""
         self.guard("is", source, owner)
         below = dict.__getitem__.__get__(owner)
-        return self.read(below(key), Query(below, (key,)))
+        return self.read(perform(below, key), Query(below, (key,)))
 
     def _key(self, key: Any) -> Any:
         if not (is_atom(key) or is_fixed(key)):
@@ -172,7 +174,7 @@ class ItemReads(AttributeReads):
         if not self.on or not has_operators(type(key)):
             return key
         if isinstance(owner, (list, tuple, str, range, deque, torch.Tensor)):
-            return operator.index(cast(Any, Operand(self, key)))
+            return perform(operator.index, Operand(self, key))
         return self.key(key) if isinstance(owner, (dict, types.MappingProxyType)) else key
 
     def key(self, value: Any) -> Any:
@@ -233,7 +235,7 @@ class ItemReads(AttributeReads):
         """Evaluate ``~value``."""
         if scalar_of(value) is not None:
             return computed(self.tracer, operator.invert, value)
-        return ~self.operand(value)
+        return perform(operator.invert, self.operand(value))
 
     def displayed(self, value: Any) -> Any:
         """Return ``value`` for formatting, as :meth:`shown`; a symbolic number takes any format."""
@@ -322,12 +324,12 @@ class ItemReads(AttributeReads):
     def eq(self, a: Any, b: Any) -> Any:
         """Evaluate ``a == b``."""
         a, b = self._equated(a, b)
-        return a == b
+        return perform(operator.eq, a, b)
 
     def ne(self, a: Any, b: Any) -> Any:
         """Evaluate ``a != b``."""
         a, b = self._equated(a, b)
-        return a != b
+        return perform(operator.ne, a, b)
 
     def in_(self, a: Any, b: Any) -> bool:
         """Evaluate ``a in b``."""
@@ -340,15 +342,15 @@ class ItemReads(AttributeReads):
             return any(each is a or self.truth(self.eq(each, a)) for each in self.iterate(b))
         by_item = isinstance(b, (set, frozenset)) and (is_atom(a) or is_fixed(a))
         if source is not None and (by_item or isinstance(b, (dict, types.MappingProxyType))):
-            found = a in b
+            found = perform(operator.contains, b, a)
             self.guard("contains" if found else "lacks_item", source, self._key(a))
             return found
         if source is not None and isinstance(b, BUILTIN_CONTAINERS):
-            return a in self._whole(b, source)
+            return perform(operator.contains, self._whole(b, source), a)
         if source is not None and is_changeable(b):
             raise self.refused(f"the forward looks into a {type(b).__name__}, {described(source)}")
         followed = self.python_method(b, "__iter__") or self.python_method(b, "__getitem__")
-        return a in (b if followed is None else self.iterate(b))
+        return perform(operator.contains, b if followed is None else self.iterate(b), a)
 
     def _compares(self, a: Any, items: Any) -> bool:
         """Check whether a search for ``a`` among ``items`` calls user code, or compares the identity of ``a``."""

@@ -21,6 +21,7 @@ from schedule.capture.tracing.reading.resolution import class_of
 from schedule.capture.tracing.reading.sources import Attr, Const, Item
 from schedule.capture.tracing.result_kinds import PROPERTIES
 from schedule.capture.tracing.scalars import scalar_of
+from schedule.util.internal_errors import perform
 
 _OF_KIND = type(torch.FloatTensor)
 """Class of those for tensors of one dtype on one type of device."""
@@ -40,7 +41,7 @@ def _isinstance(ev: Evaluator, value: Any, cls: Any) -> bool:
     if isinstance(value, torch.Tensor):
         ev.tracer.ask(value, *(PROPERTIES if any(isinstance(each, _OF_KIND) for each in classes) else ()))
     if isinstance(value, torch.Tensor) and any(map(_is_tensor_class, classes)):
-        return issubclass(_tensor_class(ev, value), tuple(classes))
+        return perform(issubclass, _tensor_class(ev, value), tuple(classes))
     value = _number(ev, value)
     return any(_is_instance(ev, value, each) for each in classes)
 
@@ -68,7 +69,7 @@ def _is_instance(ev: Evaluator, value: Any, cls: type) -> bool:
     check = ev.resolve(type(cls), "__instancecheck__") if ev.on else None
     if isinstance(check, types.FunctionType) and not ev.is_native(check):
         return bool(ev.call(check, cls, value))
-    found = isinstance(value, cls)
+    found: bool = perform(isinstance, value, cls)
     if not isinstance(check, types.FunctionType):  # by the bases of its class
         ev.guard_bases(type(value).__bases__[-1] if isinstance(value, _Watched) else class_of(value))
     elif (source := ev.source_of(value)) is not None:
@@ -96,7 +97,7 @@ def _is_subclass(ev: Evaluator, cls: type, of: type) -> bool:
         _ask_subclass(ev, cls, of)
     else:
         ev.guard_bases(cls)
-    return issubclass(cls, of)
+    return bool(perform(issubclass, cls, of))
 
 
 def _is_tensor_class(cls: Any) -> bool:
@@ -123,7 +124,7 @@ def is_exactly_tensor(value: torch.Tensor) -> bool:
 @handles(type)
 def _type(ev: Evaluator, value: Any, *rest: Any, **kwargs: Any) -> Any:
     if rest:
-        return type(value, *rest, **kwargs)
+        return perform(type, value, *rest, **kwargs)
     guard_class(ev, value)
     if isinstance(value, torch.Tensor):
         ev.tracer.ask(value)
@@ -138,7 +139,7 @@ def _fields(ev: Evaluator, value: Any) -> Any:
     """Return the fields of a dataclass, each known by its name."""
     cls = value if isinstance(value, type) else class_of(value)
     ev.resolve(cls, "__dataclass_fields__")
-    found = dataclasses.fields(cls)
+    found = perform(dataclasses.fields, cls)
     for field in found if ev.on else ():
         ev.know(field, Const(field, Item(Attr(Const(cls), "__dataclass_fields__"), field.name)))
     return found
@@ -147,7 +148,7 @@ def _fields(ev: Evaluator, value: Any) -> Any:
 @handles(divmod)
 def _divmod(ev: Evaluator, value: Any, by: Any) -> tuple[Any, Any]:
     if scalar_of(value) is None and scalar_of(by) is None:
-        return divmod(value, by)
+        return perform(divmod, value, by)
     return value // by, value % by
 
 

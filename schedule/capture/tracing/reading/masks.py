@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from fused.assumptions import holds
+
 
 def expanded(function: types.FunctionType, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     """Return the mask function over all indices if ``function`` is transformers' ``torch.vmap`` version, else None."""
-    theirs: Any = sys.modules.get("transformers.masking_utils")
-    if theirs is None or function is not getattr(theirs, "_vmap_expansion_sdpa", None):
+    theirs = _masking()
+    if theirs is None or function is not theirs._vmap_expansion_sdpa:
         return None
     (of_one,) = args
     return lambda *indices: of_one(*theirs._non_vmap_expansion_sdpa(*indices)).expand(*map(_length, indices))
@@ -25,9 +27,14 @@ def expanded(function: types.FunctionType, args: tuple[Any, ...]) -> Callable[..
 
 def is_indexing(value: Any) -> bool:
     """Check whether ``value`` is transformers' context manager for indexing under ``torch.vmap``."""
-    theirs: Any = sys.modules.get("transformers.masking_utils")
-    kind = getattr(theirs, "TransformGetItemToIndex", None)
-    return isinstance(kind, type) and isinstance(value, kind)
+    theirs = _masking()
+    return theirs is not None and isinstance(value, theirs.TransformGetItemToIndex)
+
+
+def _masking() -> Any:
+    """Return transformers' module of mask functions if it is loaded and as assumed, else None."""
+    loaded = sys.modules.get("transformers.masking_utils")
+    return loaded if loaded is not None and holds("masks of transformers") else None
 
 
 def _length(indices: Any) -> Any:

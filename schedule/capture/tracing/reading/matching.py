@@ -8,6 +8,7 @@ import torch
 
 from schedule.capture.tracing.reading.calling import Calling
 from schedule.capture.tracing.reading.sources import Attr, Const
+from schedule.util.internal_errors import as_python_does, raise_if_own
 
 _ABSENT = object()
 _WHOLE = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
@@ -58,7 +59,7 @@ class Matching(Calling):
         if not _is_mapping(value) or (keys and self.call(len, value) < len(keys)):
             return None
         if len({*keys}) < len(keys):
-            raise ValueError("mapping pattern checks duplicate key")
+            raise as_python_does(ValueError("mapping pattern checks duplicate key"))
         get = self.attr(value, "get") if keys else None
         parts: list[Any] = []
         for key in keys:
@@ -74,17 +75,18 @@ class Matching(Calling):
     def class_parts(self, value: Any, cls: Any, count: int, names: tuple[str, ...]) -> list[Any] | None:
         """Return the attributes of an instance of ``cls``: ``count`` by position, then those of ``names``."""
         if not isinstance(cls, type):
-            raise TypeError("called match pattern must be a class")
+            raise as_python_does(TypeError("called match pattern must be a class"))
         if not self.call(isinstance, value, cls):
             return None
         whole, positional = self._positional(cls, count) if count else (False, ())
         attributes = (*positional[:count], *names)
         for index, name in enumerate(attributes):
             if name in attributes[:index]:
-                raise TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}")
+                raise as_python_does(TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}"))
         try:
             return [*([value] if whole else []), *(self.attr(value, name) for name in attributes)]
-        except AttributeError:
+        except AttributeError as error:
+            raise_if_own(error)
             return None
 
     def _positional(self, cls: type, count: int) -> tuple[bool, tuple[str, ...]]:
@@ -93,12 +95,12 @@ class Matching(Calling):
             whole, names = False, self.read(cls.__match_args__, Attr(Const(cls), "__match_args__"))
             if not isinstance(names, tuple):
                 kind = type(names).__name__
-                raise TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {kind})")
+                raise as_python_does(TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {kind})"))
         else:
             self.guard("lacks", Const(cls), "__match_args__")
             whole, names = issubclass(cls, _WHOLE), ()
         allowed = 1 if whole else len(names)
         if count > allowed:
             patterns = f"positional sub-pattern{'' if allowed == 1 else 's'}"
-            raise TypeError(f"{cls.__name__}() accepts {allowed} {patterns} ({count} given)")
+            raise as_python_does(TypeError(f"{cls.__name__}() accepts {allowed} {patterns} ({count} given)"))
         return whole, names

@@ -32,6 +32,7 @@ from schedule.capture.tracing.reading.queries import (
 from schedule.capture.tracing.reading.sources import described
 from schedule.capture.tracing.scalars import symbolic
 from schedule.util.errors import TraceError
+from schedule.util.internal_errors import perform
 
 _WITHOUT_READING = ("inspect", "typing", "warnings", "logging", "weakref", "types", "abc")
 
@@ -60,7 +61,7 @@ class NativeCalls(ItemReads):
                 it draws random numbers outside of torch; or its result changes from call to call.
         """
         if not self.on:
-            return function(*args, **kwargs)
+            return perform(function, *args, **kwargs)
         self.tracer.containers.read_all((args, kwargs))
         module = module_of(function)
         owner = getattr(function, "__self__", None)
@@ -91,7 +92,7 @@ class NativeCalls(ItemReads):
         if is_traced(function, module, given):
             return self._asking(given, self._traced(function, module, args, kwargs))
         if computes(function, module, args, given[0]):
-            return self._asking(given, function(*args, **kwargs))
+            return self._asking(given, perform(function, *args, **kwargs))
         if not is_query(function, module, given):
             raise self._refused_effect(function, module)
         return self._answer(function, module, args, kwargs)
@@ -107,7 +108,7 @@ class NativeCalls(ItemReads):
     def _traced(self, function: Any, module: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of torch that the trace writes; refuse it if it does something else."""
         before = len(self.tracer.graph.nodes)
-        result = function(*args, **kwargs)
+        result = perform(function, *args, **kwargs)
         if result is None and len(self.tracer.graph.nodes) == before and not only_checks(function, module):
             raise self._refused_effect(function, module)
         if is_atom(result) and self._is_plain((self._bound(function), *args, *kwargs.values())):
@@ -126,7 +127,7 @@ class NativeCalls(ItemReads):
         Raises:
             TraceError: the answer cannot be compared, or is another one each time.
         """
-        result, name = function(*args, **kwargs), name_of(function)
+        result, name = perform(function, *args, **kwargs), name_of(function)
         plain, is_torch = self._is_plain((*args, *kwargs.values())), module.partition(".")[0] == "torch"
         if self.tracer.regions.decides(name):
             return result

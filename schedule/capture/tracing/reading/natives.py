@@ -27,6 +27,7 @@ from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.resolution import class_of
 from schedule.capture.tracing.reading.sources import DictOf, Item, described
+from schedule.util.internal_errors import perform, raise_if_own
 
 _NOTHING = object()
 _QUIET = "remove the message, or keep the module that writes it a leaf (`leaves=(…,)`)"
@@ -39,7 +40,8 @@ _QUIET = "remove the message, or keep the module that writes it a leaf (`leaves=
 def _getattr(ev: Evaluator, owner: Any, name: str, default: Any = _NOTHING) -> Any:
     try:
         return ev.attr(owner, name)
-    except AttributeError:
+    except AttributeError as error:
+        raise_if_own(error)
         if default is _NOTHING:
             raise
         return default
@@ -51,7 +53,8 @@ def _hasattr(ev: Evaluator, owner: Any, name: str) -> bool:
         return True
     try:
         ev.attr(owner, name)
-    except AttributeError:
+    except AttributeError as error:
+        raise_if_own(error)
         return False
     return True
 
@@ -104,8 +107,8 @@ def _len(ev: Evaluator, value: Any) -> Any:
     if method is not None:
         return method()
     if source is not None and (not is_fixed(value) or is_changeable(value)):
-        ev.guard("length", source, len(value))
-    return len(value)
+        ev.guard("length", source, perform(len, value))
+    return perform(len, value)
 
 
 @handles(range)
@@ -114,20 +117,20 @@ def _range(ev: Evaluator, *bounds: Any) -> range:
     bounds = tuple(ev.index((), each) for each in bounds)
     start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     if not isinstance(stop, torch.SymInt) or type(start) is not int or type(step) is not int or step <= 0:
-        return range(*bounds)
+        return perform(range, *bounds)
     rounds = int((stop - start + step - 1) // step)
     return range(start, start + rounds * step, step)
 
 
 @handles(iter)
 def _iter(ev: Evaluator, value: Any, *sentinel: Any) -> Any:
-    return iter(ev.bridged(value), *sentinel) if sentinel else iter(ev.iterate(value))
+    return perform(iter, ev.bridged(value), *sentinel) if sentinel else perform(iter, ev.iterate(value))
 
 
 @handles(next)
 def _next(ev: Evaluator, value: Any, *default: Any) -> Any:
     ev.refuse_write(value, "takes the next item of")
-    return next(value, *default)
+    return perform(next, value, *default)
 
 
 def _of_iterables(function: Any) -> Handler:
@@ -137,7 +140,7 @@ def _of_iterables(function: Any) -> Handler:
         given = [each if _is_number(each) else ev.iterate(each) for each in args]
         if function in COMPARING and kwargs.get("key") is None:
             ev.refuse_compared(*given)
-        return function(*given, **kwargs)
+        return perform(function, *given, **kwargs)
 
     return handler
 
@@ -152,7 +155,7 @@ def _reversed(ev: Evaluator, value: Any) -> Any:
     if method is not None:
         return method()
     if ev.source_of(value) is None and ev.python_method(value, "__getitem__") is None:
-        return reversed(value)
+        return perform(reversed, value)
     given = ev.iterate(value)
     return reversed(given if isinstance(given, (list, tuple)) else [*given])
 
@@ -164,12 +167,12 @@ for _function in (list, tuple, set, frozenset, sorted, enumerate, zip, any, all,
 @handles(dict)
 def _dict(ev: Evaluator, *args: Any, **kwargs: Any) -> Any:
     given = [ev.mapping(each) if isinstance(each, dict) else ev.iterate(each) for each in args]
-    return dict(*given, **kwargs)
+    return perform(dict, *given, **kwargs)
 
 
 @handles(map)
 def _map(ev: Evaluator, function: Any, *iterables: Any) -> Any:
-    return map(lambda *items: ev.call(function, *items), *map(ev.iterate, iterables))
+    return perform(map, lambda *items: ev.call(function, *items), *map(ev.iterate, iterables))
 
 
 @handles(filter)
@@ -180,22 +183,22 @@ def _filter(ev: Evaluator, function: Any, iterable: Any) -> Any:
 
 @handles(functools.reduce)
 def _reduce(ev: Evaluator, function: Any, iterable: Any, *first: Any) -> Any:
-    return functools.reduce(lambda a, b: ev.call(function, a, b), ev.iterate(iterable), *first)
+    return perform(functools.reduce, lambda a, b: ev.call(function, a, b), ev.iterate(iterable), *first)
 
 
 @handles(functools.partial)
 def _partial(ev: Evaluator, function: Any, *args: Any, **kwargs: Any) -> Any:
-    return functools.partial(function, *args, **kwargs)
+    return perform(functools.partial, function, *args, **kwargs)
 
 
 @handles(bool)
 def _bool(ev: Evaluator, *value: Any) -> bool:
-    return bool(*map(ev.truth, value))
+    return bool(perform(bool, *map(ev.truth, value)))
 
 
 def _of_shown(function: Any) -> Handler:
     def handler(ev: Evaluator, *args: Any, **kwargs: Any) -> Any:
-        return function(*map(ev.shown, args), **kwargs)
+        return perform(function, *map(ev.shown, args), **kwargs)
 
     return handler
 

@@ -13,6 +13,7 @@ import torch
 
 from schedule.capture.tracing.reading.origin import is_native, is_native_class
 from schedule.util.caching import cached_by_class
+from schedule.util.internal_errors import perform
 
 _BINARY: tuple[str, ...] = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow")
 _BINARY += ("lshift", "rshift", "and", "or", "xor")
@@ -79,11 +80,11 @@ def _special(name: str) -> Callable[..., Any]:
         if found is not None:
             return found(*given)
         if name == "__format__" and type(value).__format__ is object.__format__:
-            return format(str(self), *given)
+            return perform(format, str(self), *given)
         if name == "__str__" and type(value).__str__ is object.__str__:
             return repr(self)
         native = getattr(type(value), name, None)
-        return NotImplemented if native is None else native(value, *given)
+        return NotImplemented if native is None else perform(native, value, *given)
 
     method.__name__ = name
     return method

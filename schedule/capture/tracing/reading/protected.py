@@ -15,12 +15,14 @@ from typing import Any
 
 from torch import fx
 
+from fused.assumptions import holds
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves
 from schedule.capture.tracing.dims import size_read
 from schedule.capture.tracing.effects import QUIET, is_pure_query, runs_other_code
 from schedule.capture.tracing.reading.reads import Reads
 from schedule.util.errors import ScheduleError
+from schedule.util.internal_errors import InternalError
 
 _FIX = "move the computation out of the block, or keep the module that has it a leaf (`leaves=(…,)`)"
 
@@ -42,7 +44,8 @@ class Protected:
         return None if self._inner is None else self._inner.__enter__()
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> Any:
-        if isinstance(error, ScheduleError):
+        error = None if error is None else InternalError.of(error) or error
+        if isinstance(error, ScheduleError):  # a handler of the user's may swallow it
             self._evaluator.failed = self._evaluator.failed or error
         elif self._evaluator.on:
             self._check(traceback)
@@ -94,6 +97,8 @@ def may_swallow(manager: Any, leave: Any) -> bool:
         manager: the manager.
         leave: its ``__exit__``.
     """
+    if not holds("bytecode of methods"):
+        return isinstance(manager, contextlib._GeneratorContextManager) or isinstance(leave, types.FunctionType)
     if isinstance(manager, contextlib._GeneratorContextManager):
         return any(each.opname == "CHECK_EXC_MATCH" for each in dis.get_instructions(manager.func))
     if not isinstance(leave, types.FunctionType):

@@ -15,13 +15,13 @@ from typing import Any
 
 from torch import nn
 
+from fused.assumptions import CLASS_VERSION_OFFSET, holds
 from schedule.capture.recording.calls import unwatched
 from schedule.capture.recording.structure import original_class
 from schedule.capture.tracing.parts import Tracked
 from schedule.capture.tracing.reading.plain import is_atom, same
 
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
-_VERSION_OFFSET = 48 * ctypes.sizeof(ctypes.c_void_p)  # of tp_version_tag in PyTypeObject
 
 
 class _Absent:
@@ -107,25 +107,10 @@ class Resolved:
 
 def _version_of(cls: type) -> ctypes.c_uint:
     """Return a view of the version of ``cls``; 0 means none."""
-    return ctypes.c_uint.from_address(id(cls) + _VERSION_OFFSET)
+    return ctypes.c_uint.from_address(id(cls) + CLASS_VERSION_OFFSET)
 
 
-def _versions_work() -> bool:
-    """Check whether this interpreter keeps versions of classes where CPython does."""
-    base = type("Base", (), {"value": 1})
-    derived = type("Derived", (base,), {})
-    view, seen = _version_of(derived), []
-    for change in (None, lambda: setattr(base, "value", 2), lambda: setattr(derived, "other", 3)):
-        if change is not None:
-            change()
-            if view.value in seen:
-                return False
-        getattr(derived, "value", None)  # a lookup gives a class a version
-        seen.append(view.value)
-    return 0 not in seen and len(set(seen)) == len(seen)
-
-
-_HAS_VERSIONS = _versions_work()
+_HAS_VERSIONS = holds("versions of classes")
 
 
 def resolutions(guards: Iterable[tuple[type, Resolved]]) -> tuple[str, dict[str, Any]]:
