@@ -28,7 +28,7 @@ help:
 	@echo "make bench   dispatch, matching and scheduling times"
 	@echo "make clean   remove .venv and what was compiled"
 
-# torch comes first and alone: a wider request without it would resolve to a build with several GB of CUDA.
+# torch comes first and alone, so that another build of it, such as a smaller one for the CPU, can be put there before.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)

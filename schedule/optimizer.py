@@ -91,7 +91,7 @@ class _Planned:
     def failed(self, error: InternalError, rule: str = "all rules") -> _Planned:
         """Add an internal error to the entries, warn of it, and return this."""
         self.error = contained(error)
-        self.entries.append(Entry(rule, self.node.path, "internal error", 1, error.why, error.where))
+        self.entries.append(Entry.of(error, self.node.path, rule))
         return self
 
     def adapter_with(self, rules: Sequence[Rule], done: Collection[Rule], cost_guard: bool) -> Adapter | None:

@@ -9,8 +9,10 @@ from torch import nn
 from schedule.api.schedule import Schedule, create_schedule
 from schedule.optimizer import Rules, optimize_by
 from schedule.primitives.group import Group
+from schedule.report.entries import Entry
 from schedule.report.report import Report
 from schedule.rules import select_rules
+from schedule.util.internal_errors import InternalError, contained, own_errors
 
 
 def optimize(
@@ -49,9 +51,20 @@ def optimize(
         MatchError: there is no such rule; or, with ``strict``, something could not be rewritten.
         InternalError: with ``strict``, our own code failed; without it, the report shows the error.
     """
-    rules = rules if isinstance(rules, str) else list(rules)
-    target = model if isinstance(model, (Schedule, Group)) else create_schedule(model, batch)
-    report = optimize_by(select_rules(rules), target, batch, rules=rules, strict=strict, cost_guard=cost_guard)
+    try:
+        with own_errors("optimizing"):
+            rules = rules if isinstance(rules, str) else list(rules)
+            target = model if isinstance(model, (Schedule, Group)) else create_schedule(model, batch)
+            report = optimize_by(select_rules(rules), target, batch, rules=rules, strict=strict, cost_guard=cost_guard)
+    except InternalError as error:
+        if strict:
+            raise
+        return Report([Entry.of(contained(error))], _module_of(model))
     if measure:
         report.measure_if_possible()
     return report
+
+
+def _module_of(model: nn.Module | Schedule | Group[Any]) -> nn.Module:
+    node = next(iter(model)) if isinstance(model, Group) else model
+    return node if isinstance(node, nn.Module) else node.module

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from schedule.util.internal_errors import InternalError
+
 Status = Literal["internal error", "applied", "skipped", "declined", "near miss"]
 STATUSES: tuple[Status, ...] = ("internal error", "applied", "skipped", "declined", "near miss")
 
@@ -31,6 +33,11 @@ class Entry:
     count: int = 1
     reason: str = ""
     source: str = ""
+
+    @staticmethod
+    def of(error: InternalError, path: str = "", rule: str = "all rules") -> Entry:
+        """Return the entry of an internal error."""
+        return Entry(rule, path, "internal error", 1, error.why, error.where)
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,7 @@ class ScheduledState:
         if selected is None:
             selected = self.adapt(module, args, kwargs)
         if selected is None:
-            why = "a hook on all modules is registered, and runs" if acts_on_all() else ""
-            return self.first_run(module, args, kwargs, why)
+            return self.first_run(module, args, kwargs)
         run, given = selected
         if run is None:
             (why,) = given
@@ -235,8 +234,25 @@ class ScheduledState:
     def adapt(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[str, ...] = ()
     ) -> Selected | None:
-        """Return a graph for a call that none tried before takes, made now if there is none, or None if impossible."""
-        if is_only_traced(args, kwargs) or self.adapter is None or acts_on_all():
+        """Return a graph for a call that none tried before takes, made now if there is none, or None if impossible.
+
+        After an internal error it returns the reason, and the module does not adapt any more.
+        """
+        if torch.compiler.is_compiling():
+            return None
+        try:
+            with own_errors("adapting"):
+                return self._adapt(module, args, kwargs, missed)
+        except InternalError as error:
+            self.adapter = None  # it would fail at every call
+            return None, (self.failed(error),)
+
+    def _adapt(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[str, ...]
+    ) -> Selected | None:
+        if acts_on_all():
+            return None, ("a hook on all modules is registered, and runs",)
+        if is_only_traced(args, kwargs) or self.adapter is None:
             return None
         selected = self.selected(module, args, kwargs, missed) if missed else None
         if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
@@ -245,19 +261,14 @@ class ScheduledState:
             selected = self.selected(module, args, kwargs, missed)  # another thread may have made one
             if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
                 return selected
-            try:
-                with own_errors("adapting"):
-                    with adapting():
-                        made = self.adapter.adapt(module, self.original, args, kwargs, missed)
-                    if made is None:
-                        return None
-                    selected = self._with(made, module, args, kwargs)
-                    if selected is None:
-                        made = replace(made, specializations=(), summary="")
-                        selected = self._with(made, module, args, kwargs)
-            except InternalError as error:
-                self.adapter = None  # it would fail at every call
-                return None, (self.failed(error),)
+            with adapting():
+                made = self.adapter.adapt(module, self.original, args, kwargs, missed)
+            if made is None:
+                return None
+            selected = self._with(made, module, args, kwargs)
+            if selected is None:
+                made = replace(made, specializations=(), summary="")
+                selected = self._with(made, module, args, kwargs)
             found = f"new graphs for {made.summary}" if made.summary else f"no new graph: {made.declined.why}"
             facts = {"module": self.name, "summary": made.summary, "reason": made.declined.why}
             log("fallbacks", f"{self.label}: {found}", facts)
@@ -306,15 +317,25 @@ class ScheduledState:
         """
         if not self.unused or not self.specializations or is_only_traced(args, kwargs):
             return self.fall_back(module, args, kwargs, why)
-        self.unused, selected = False, None
+        self.unused = takes = False
         log_missed(self.name, self.specializations, module)
         try:
             result = self.original(module, *args, **kwargs)
-            selected = self.selected(module, args, kwargs)
+            takes = self._takes(module, args, kwargs)
             return result
         finally:
-            if selected is None or selected[0] is None:
+            if not takes:
                 self.count_fallback(args, kwargs, why)
+
+    def _takes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Check whether a graph takes a call by now."""
+        try:
+            with own_errors("selecting a graph"):
+                selected = self.selected(module, args, kwargs)
+        except InternalError as error:
+            self.failed(error)
+            return False
+        return selected is not None and selected[0] is not None
 
     def fall_back(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Any:
         """Run the original forward for a call, counted by :meth:`count_fallback`."""
@@ -324,6 +345,15 @@ class ScheduledState:
 
     def count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
         """Count a call of the original forward and warn the first time, unless there are no graphs to run."""
+        if torch.compiler.is_compiling():
+            return
+        try:
+            with own_errors("counting a call"):
+                self._count_fallback(args, kwargs, why)
+        except InternalError as error:
+            self.failed(error)
+
+    def _count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
         if self.specializations and not is_only_traced(args, kwargs):
             self.fallbacks += 1
             if is_on("fallbacks"):
@@ -337,7 +367,7 @@ class ScheduledState:
                     f"{self.label}: a call differs from the recorded ones and runs the original forward; correct, not "
                     f"optimized. It received {self.last_miss}{because}",
                     FallbackWarning,
-                    stacklevel=5,
+                    stacklevel=6,
                 )
 
 

@@ -24,7 +24,7 @@ E = TypeVar("E", bound=BaseException)
 
 INTERNAL = "internal error"
 """Beginning of the reason of every :class:`InternalError`."""
-_GENERATED = ("<schedule dispatch", "<schedule check")
+_GENERATED = ("<schedule dispatch", "<schedule check", "<schedule ledger")
 _FUSED = PACKAGES[1]
 _OF_TENSORS = (RuntimeError, ValueError, IndexError)
 """Errors of torch's operations on tensors that do not fit."""

@@ -60,6 +60,10 @@ class Model(nn.Module):
 X, MASK = torch.randn(2, 3, 8), torch.rand(2, 3, 16) < 0.5
 
 SCHEDULING = (
+    # what optimize does before it looks at the model
+    "schedule.core.node:Tree._at",
+    "schedule.core.history:History.__init__",
+    "schedule.rules.registry:select_rules",
     # capture: the recorded run
     "schedule.capture.recording.recording:recorded",
     "schedule.capture.recording.recording:Recording.describe",
@@ -121,6 +125,9 @@ CALLING = (
     "schedule.rules.applying:find_all",
     "schedule.runtime.dispatch:generated_select",
     "schedule.runtime.scheduled:ScheduledState._with",
+    "schedule.runtime.scheduled:ScheduledState.selected",
+    "schedule.runtime.call_kinds:is_only_traced",
+    "schedule.capture.tracing.hooks:acts_on_all",
 )
 """Functions that a call of another kind runs, which the model adapts to."""
 ERRORS = (AttributeError, RuntimeError)
@@ -213,12 +220,20 @@ def test_an_error_while_adapting_is_ours(where: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("error", [AttributeError, RuntimeError, KeyError, TypeError])
-def test_an_error_while_dispatching_is_ours(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "where", ["schedule.runtime.dispatch:intact", "schedule.capture.tracing.reading.resolution:Resolved.holds"]
+)
+def test_an_error_while_dispatching_is_ours(
+    where: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Model()
     twin = copy.deepcopy(model)
     report = schedule.optimize(model, (X, MASK), cost_guard=False)
+    model(X, MASK)
+    Block.another = None  # guards on the class are checked again
+    monkeypatch.delattr(Block, "another")
     monkeypatch.setitem(_raising, error, _raising.get(error, _code_raising(error)))
-    _plant(monkeypatch, "schedule.runtime.dispatch:intact", error)
+    _plant(monkeypatch, where, error)
     with pytest.warns(InternalErrorWarning, match="planted"):
         torch.testing.assert_close(model(X, MASK), twin(X, MASK))
     monkeypatch.undo()

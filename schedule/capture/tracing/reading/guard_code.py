@@ -40,10 +40,18 @@ from schedule.capture.tracing.reading.sources import (
     submodule_path,
 )
 from schedule.util.generated_code import code_of
+from schedule.util.internal_errors import is_generated, raise_if_own
 
 
 def _is_of_class(value: Any, cls: type) -> bool:
     return type(value) is cls or (isinstance(value, nn.Module) and original_class(value) is cls)
+
+
+def _fails(error: Exception) -> bool:
+    """Return False, as a guard fails where what it reads is gone; raise an error of our own code."""
+    if not is_generated(error):
+        raise_if_own(error)
+    return False
 
 
 def _lacks(value: Any, name: str) -> bool:
@@ -132,7 +140,7 @@ FOLLOWED = {
 }
 _HELPERS = {"_same": same, "_is_of_class": _is_of_class, "_lacks": _lacks, "_calls": _calls, "_is_tensor": _is_tensor}
 _HELPERS |= {"_first_dtype": _first_dtype, "_is_untouched": _is_untouched, "_own": object.__getattribute__}
-_HELPERS["_dict_version"] = dict_version
+_HELPERS |= {"_dict_version": dict_version, "_fails": _fails}
 
 
 _ABSENT = "(LookupError, AttributeError, NameError, TypeError, ValueError)"
@@ -334,7 +342,8 @@ def compiled(guards: Iterable[Guard], followed: bool = False) -> Callable[[Any],
         code.names |= names
         code.lines.insert(0, f"        if not ({condition}): return False")
     lines = [*code.functions, "def holds(self):", "    try:", *(code.lines or ["        pass"])]
-    lines += [f"    except {_ABSENT}:", "        return False", "    return True"]
+    missed = "False" if followed else "_fails(error)"
+    lines += [f"    except {_ABSENT} as error:", f"        return {missed}", "    return True"]
     exec(code_of("\n".join(lines), "<schedule ledger>"), code.names)
     function: Callable[[Any], bool] = code.names["holds"]
     return function
