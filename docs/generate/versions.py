@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from fused.assumptions import TABLE
 from tests.versions.rows import Found, results
 
@@ -21,7 +24,7 @@ def _results(found: list[Found]) -> str:
     parts = ["\n".join(lines)]
     for each in found:
         title = f"### torch {each.versions['torch']}, Python {each.versions['Python']}"
-        why = [f"- {count} × {_plain(reason)}" for reason, count in sorted(each.skipped.items())]
+        why = [f"- {count} × {_plain(reason)}" for reason, count in _by_kind(each.skipped).items()]
         failed = [f"- failed: `{name}`" for name in each.failures]
         off = [f"- off: {name}: {otherwise}" for name, otherwise in each.off.items()]
         parts.append(
@@ -34,6 +37,14 @@ def _features() -> str:
     lines = ["## What the package assumes", "", _row(["feature", "seen on", "without it"]), _row(["---"] * 3)]
     lines += [_row([each.name, each.seen, each.otherwise]) for each in TABLE]
     return "\n".join(lines)
+
+
+def _by_kind(skipped: Mapping[str, int]) -> dict[str, int]:
+    """Add up reasons that are the same up to a colon, such as ``no Triton kernels: star_relu``; the most first."""
+    counts = Counter[str]()
+    for reason, count in skipped.items():
+        counts[reason.partition(": ")[0]] += count
+    return dict(counts.most_common())
 
 
 def _row(cells: list[object]) -> str:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from torch import nn
 
 from fxschedule.cli.output import Code, CommandError
 from schedule.api.replay import load_recipe, replay
 from schedule.api.schedule import Schedule
 from schedule.recipes.recipe import Recipe
+from schedule.recipes.values import Reference
 from schedule.report.comparing import costs_since, ratio_since
 from schedule.report.entries import Entry
 from schedule.report.report import Report
@@ -30,6 +32,7 @@ Out = Annotated[
 ]
 
 _KNOWN = ("schedule", "fused", "torch.nn")
+_PUBLIC = ("schedule", "fused", "torch.nn", "torch.nn.functional")
 
 
 def read(path: Path, trusted: bool) -> Recipe:
@@ -42,7 +45,7 @@ def read(path: Path, trusted: bool) -> Recipe:
         recipe = load_recipe(path)
     except RecipeError as error:
         raise CommandError(error.why, Code.USAGE, fix=error.fix, where=error.where) from error
-    foreign = [name for name in recipe.references if not f"{name.partition(':')[0]}.".startswith(_PREFIXES)]
+    foreign = [name for name in recipe.references if not _is_known(name)]
     if foreign and not trusted:
         raise CommandError(
             f"the recipe {path} would import and call {', '.join(foreign)}",
@@ -53,6 +56,19 @@ def read(path: Path, trusted: bool) -> Recipe:
 
 
 _PREFIXES = tuple(f"{name}." for name in _KNOWN)
+
+
+def _is_known(name: str) -> bool:
+    """Check whether a reference is to a public function of a known package, or to a class of modules of its own."""
+    module, _, qualname = name.partition(":")
+    if not f"{module}.".startswith(_PREFIXES):
+        return False
+    try:
+        found = Reference(name).live({})
+    except RecipeError:
+        return False
+    public = module in _PUBLIC and not any(part.startswith("_") for part in qualname.split("."))
+    return public or (isinstance(found, type) and issubclass(found, nn.Module))
 
 
 def replayed(sch: Schedule, recipe: Recipe) -> Report:

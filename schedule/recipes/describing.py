@@ -15,7 +15,19 @@ from torch import nn
 from schedule.capture.tracing.specialization import original_class
 from schedule.core.matching import Found, Match, parallel
 from schedule.patterns import Pattern, call_module
-from schedule.recipes.values import Items, Joined, Made, ModuleCall, Picked, Reference, SharingPlan, Table, Torch, Value
+from schedule.recipes.values import (
+    C_MODULES,
+    Items,
+    Joined,
+    Made,
+    ModuleCall,
+    Picked,
+    Reference,
+    SharingPlan,
+    Table,
+    Torch,
+    Value,
+)
 from schedule.rules import Rule
 from schedule.rules.registry import RULES
 
@@ -108,16 +120,12 @@ def reference_to(value: Any) -> Reference:
     if module == "__main__":
         raise Undescribable(f"{name} is defined in the running script", "put it into a module of its own")
     short = name.rpartition(".")[2]
-    for holder, wanted in [*((parent, name) for parent in _parents(module)), *((one, short) for one in _PUBLIC)]:
+    for holder, wanted in [*((parent, name) for parent in _parents(module)), *((one, short) for one in C_MODULES)]:
         found: Any = vars(sys.modules[holder]) if holder in sys.modules else {}
         first, *rest = wanted.split(".")
         if functools.reduce(lambda at, part: getattr(at, part, None), rest, found.get(first)) is value:
             return Reference(f"{holder}:{wanted}")
     raise Undescribable(f"{name} is not what {module} has under that name", "give a function at the top of a module")
-
-
-_PUBLIC = ("torch", "torch.nn.functional", "torch.special", "operator", "math")
-"""Modules to search for functions implemented in C, which do not name their module."""
 
 
 def _parents(module: str | None) -> list[str]:

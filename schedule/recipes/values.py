@@ -6,20 +6,27 @@ None, booleans, integers, strings and floats stand for themselves; everything el
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import json
 import math
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from schedule.core.matching import Match, parallel
 from schedule.distributed.planning.plan import Plan
 from schedule.patterns import call_module
 from schedule.util.errors import RecipeError
 from schedule.util.wording import counted
+
+C_MODULES = ("torch", "torch.nn.functional", "torch.special", "operator", "math")
+"""Modules with functions implemented in C, which do not name their module."""
+_HARMLESS = {"abs", "all", "any", "divmod", "len", "max", "min", "pow", "round", "sorted", "sum"}
 
 Value = Any
 """None, a boolean, an integer, a float, a string, or a :class:`Kind`."""
@@ -102,18 +109,35 @@ class Reference:
         """Import the function or class.
 
         Raises:
-            RecipeError: the module does not exist, or does not contain the name.
+            RecipeError: the module does not exist, does not contain the name, or only passes on what another package
+                defines: a name must not lead from a module to whatever it imports.
         """
         module, _, qualname = self.name.partition(":")
         try:
             found: Any = importlib.import_module(module)
             for part in qualname.split("."):
                 found = getattr(found, part)
+                if isinstance(found, types.ModuleType):
+                    raise self._refused(f"{part} is a module that {module} imports")
         except (ImportError, AttributeError) as error:
             raise RecipeError(
                 f"{self.name} cannot be imported: {error}", fix="install what defines it, or edit the name"
             ) from error
+        home = getattr(found, "__module__", None)
+        if not callable(found):
+            raise self._refused(f"a {type(found).__name__} is no function or class")
+        if module == builtins.__name__ and not (isinstance(found, type) or qualname in _HARMLESS):
+            raise self._refused("of the functions of Python, only those of numbers may be called")
+        if isinstance(home, str) and home.strip("_").partition(".")[0] != module.partition(".")[0]:
+            raise self._refused(f"{home} defines it")
+        if home is None and module not in C_MODULES:
+            raise self._refused("it does not say which module defines it")
         return found
+
+    def _refused(self, why: str) -> RecipeError:
+        return RecipeError(
+            f"{self.name} is not what a recipe may name: {why}", fix="name a function or class by the module of its own"
+        )
 
     def source(self, modules: set[str]) -> str:
         """Return ``module.qualname``."""
@@ -176,8 +200,15 @@ class Made:
         return {"make": self.cls.name, "arguments": {name: to_json(value) for name, value in self.arguments}}
 
     def live(self, finds: Finds) -> Any:
-        """Return a new module."""
-        return self.cls.live(finds)(**{name: live(value, finds) for name, value in self.arguments})
+        """Return a new module.
+
+        Raises:
+            RecipeError: the name is not that of a class of modules.
+        """
+        cls = self.cls.live(finds)
+        if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+            raise RecipeError(f"{self.cls.name} is no class of modules", fix="make a torch.nn.Module")
+        return cls(**{name: live(value, finds) for name, value in self.arguments})
 
     def source(self, modules: set[str]) -> str:
         """Return the constructor call."""

@@ -1,0 +1,85 @@
+"""Names in recipes lead to what was made to be named, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fused
+import schedule
+from fxschedule.cli.output import CommandError
+from fxschedule.cli.recipes import read
+from schedule.recipes.values import Made, Reference
+from schedule.util.errors import RecipeError
+from tests.small import Mlp, bias_gelu
+
+NAMED = {
+    "torch.nn:Linear": nn.Linear,
+    "torch.nn.functional:gelu": F.gelu,
+    "torch:relu": torch.relu,
+    "torch:nn.Identity": None,
+    "fused:bias_gelu": fused.bias_gelu,
+    "tests.small:bias_gelu": bias_gelu,
+    "builtins:max": max,
+    "operator:add": __import__("operator").add,
+}
+REFUSED = [
+    "fused.backends.kernel_store:os.system",
+    "fused.backends.kernel_store:os",
+    "torch.nn.functional:torch.os.system",
+    "torch:os.system",
+    "schedule.recipes.files:json.loads",
+    "fused.backends.kernel_store:hashlib.sha256",
+    "fused.backends.kernel_store:Path",
+    "torch.nn.modules.module:OrderedDict",
+    "schedule.recipes.values:json.dumps",
+    "os:system",
+    "builtins:exec",
+    "builtins:eval",
+    "builtins:open",
+    "builtins:__import__",
+    "torch:float32",
+    "schedule.recipes.values:C_MODULES",
+    "no.such.module:name",
+]
+
+
+@pytest.mark.parametrize("name", [name for name, found in NAMED.items() if found is not None])
+def test_a_name_leads_to_its_function_or_class(name: str) -> None:
+    assert Reference(name).live({}) is NAMED[name]
+
+
+@pytest.mark.parametrize("name", [*REFUSED, "torch:nn.Identity"])
+def test_a_name_does_not_lead_through_modules(name: str) -> None:
+    with pytest.raises(RecipeError, match=r"is not what a recipe may name|cannot be imported"):
+        Reference(name).live({})
+
+
+@pytest.mark.parametrize("name", ["builtins:list", "fused:bias_gelu", "torch:Tensor", "tests.small:bias_gelu"])
+def test_only_modules_are_made(name: str) -> None:
+    with pytest.raises(RecipeError, match="is no class of modules"):
+        Made(Reference(name), ()).live({})
+    assert isinstance(Made(Reference("torch.nn:Identity"), ()).live({}), nn.Identity)
+
+
+@pytest.mark.parametrize("name", [*REFUSED, "fused.backends.kernel_store:write", "torch:load", "torch.hub:load"])
+def test_a_strangers_recipe_runs_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the command line, which refuses the file, nor by a replay, whatever the step is."""
+    monkeypatch.setattr(os, "system", lambda command: pytest.fail(f"ran {command}"))
+    data = json.loads(schedule.create_schedule(Mlp(16), torch.zeros(2, 16)).recipe().to_json())
+    make = {"make": name, "arguments": {"command": f"touch {tmp_path / 'ran'}"}}
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps({**data, "steps": [{"call": "replace", "at": ["act"], "arguments": {"new": make}}]}))
+    recipe = schedule.load_recipe(path)
+    assert recipe.references == (name,)
+    with pytest.raises(CommandError, match=name):
+        read(path, trusted=False)
+    with pytest.raises(RecipeError, match=r"no class of modules|is not what a recipe may name|cannot be imported"):
+        schedule.replay(Mlp(16), recipe, torch.zeros(2, 16))
+    assert not (tmp_path / "ran").exists()
