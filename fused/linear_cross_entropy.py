@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -144,7 +145,9 @@ def _plain(
     check_range(loss, targets, weight.shape[0])
     hidden, weight, bias = as_autocast(hidden, weight, bias)
     if is_compiled_alone():
-        settings = dataclasses.astuple(loss)[1:]
+        # Written out, since torch.compile of torch 2.11 does not follow dataclasses.astuple.
+        settings: tuple[Any, ...] = (loss.ignore_index, loss.label_smoothing, loss.z_loss, loss.softcap)
+        settings += (loss.reduction, loss.token_scaling, loss.metrics)
         needs = [torch.is_grad_enabled() and one is not None and one.requires_grad for one in (hidden, weight, bias)]
         operands = (hidden, weight, bias, targets, class_weight)
         result, _, _, _, *metrics = losses_and_gradients(*operands, *settings, chunk_rows, needs)

@@ -39,19 +39,25 @@ def strided_like(g: Tensor, x: Tensor) -> Tensor:
     return g if g.stride() == x.stride() else torch.empty_like(x).copy_(g)
 
 
+_corrected: list[torch.library.Library] = []
+"""The library in use, at most one: torch 2.11 takes no second kernel for one operator."""
+
+
 @contextmanager
 def corrected_gradients() -> Iterator[None]:
     """Make all gradients of batch norms right within the block."""
-    if not (holds("corrected batch norms") and is_wrong()):
+    if _corrected or not (holds("corrected batch norms") and is_wrong()):
         yield
         return
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
         library.impl("native_batch_norm_backward", _backward, "CPU")
+    _corrected.append(library)
     try:
         yield
     finally:
+        _corrected.remove(library)
         library._destroy()
 
 
