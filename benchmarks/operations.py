@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ContextDecorator
 from itertools import chain
 from typing import Any, NamedTuple
@@ -58,18 +58,34 @@ def self_seconds(run: Callable[[], Any]) -> dict[Operation, float]:
         run()
     found: dict[Operation, float] = {}
     seen: Counter[tuple[str, str]] = Counter()
+    inputs = dict(_inputs(profiled))
     for event in sorted(profiled.events() or (), key=lambda event: event.time_range.start):
-        kind = (event.name, _inputs(event))
+        kind = (event.name, _described(inputs.get(event.id, ()), event))
         found[Operation(*kind, seen[kind])] = event.self_cpu_time_total / 1e6
         seen[kind] += 1
     return found
 
 
-def _inputs(event: FunctionEvent) -> str:
-    shapes = event.structured_input_shapes
-    if not any(shapes):
-        return ""
-    return str((shapes, event.structured_input_strides, event.input_dtypes, event.concrete_inputs))
+def _inputs(profiled: profile) -> Iterator[tuple[int, Iterable[Any]]]:
+    """Yield the id of each operation of torch, and its inputs; events themselves have no strides before torch 2.13."""
+    results: Any = profiled.profiler and profiled.profiler.kineto_results
+    pending = list(results.experimental_event_tree())
+    while pending:
+        node = pending.pop()
+        pending += node.children
+        yield node.correlation_id, getattr(node.extra_fields, "inputs", ())
+
+
+def _described(inputs: Iterable[Any], event: FunctionEvent) -> str:
+    tensors = [_tensor(each) for each in inputs]
+    return str((tensors, event.concrete_inputs)) if any(tensors) else ""
+
+
+def _tensor(value: Any) -> Any:
+    """Return the shape, strides and dtype of a tensor, a list of those of many, or None."""
+    if isinstance(value, list):
+        return [_tensor(each) for each in value] or None
+    return (value.sizes, value.strides, str(value.dtype)) if hasattr(value, "strides") else None
 
 
 def interleaved_by_operation(copies: Iterable[Mapping[str, Callable[[], Any]]], rounds: int) -> dict[str, float]:

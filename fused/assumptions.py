@@ -224,14 +224,14 @@ TABLE: tuple[Assumption, ...] = (
         "versions of classes",
         (),
         "guards on classes look up each name",
-        "Python 3.11 to 3.14",
+        "Python 3.11 to 3.13",
         _class_versions_change,
     ),
     Assumption(
         "bytecode of methods",
         (),
         "methods named like questions are taken to change state, and context managers to catch exceptions",
-        "Python 3.11 to 3.14",
+        "Python 3.11 to 3.13",
         _bytecode_is_known,
     ),
     Assumption(

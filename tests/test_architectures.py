@@ -21,6 +21,7 @@ from schedule.api.optimize import optimize
 from schedule.api.schedule import Schedule
 from schedule.report.report import Report
 from schedule.runtime.scheduled import install, state_of
+from tests.needs import IS_OLD
 from tests.zoo import ARCHITECTURES, batch, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -60,7 +61,7 @@ EXPECTED = {
     "gemma3": Expected(2, gated_mlp=2, rms_norm=13, rotary_embedding=2),
     "phi3": Expected(2, gated_mlp=2, rms_norm=5, rotary_embedding=2),
     "falcon": Expected(2, rotary_embedding=2),  # GELU without a bias
-    "vit": Expected(2, 2, layer_norm=2),
+    "vit": Expected(2, 2, layer_norm=0 if IS_OLD else 2),  # in 5.0 a submodule takes the sum before the norm, too
     "whisper": Expected(6, 4, layer_norm=6),
 }
 GENERATIVE = [name for name in EXPECTED if name not in ("bert", "roberta", "albert", "distilbert", "electra", "vit")]

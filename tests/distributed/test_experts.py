@@ -28,6 +28,7 @@ from schedule.distributed.planning.plan_steps import EXPERTS as EXPERTS_KIND
 from tests.distributed import launch
 from tests.distributed.models import digest, initialized
 from tests.distributed.test_models import Counted, counted, expected
+from tests.needs import IS_OLD
 
 LAYERS = 2
 SIZES: dict[str, Any] = {
@@ -179,6 +180,8 @@ ROUTES = {
     "all to the last expert": [[3, 3], [3, 3]],
     "ranks without a token of their own": [[2, 1]],
 }
+if IS_OLD:  # the loop of transformers 5.0 refuses the index of no expert
+    ROUTES = {name: index for name, index in ROUTES.items() if max(map(max, index)) < 4}
 
 
 def each_route(mesh: Any) -> None:

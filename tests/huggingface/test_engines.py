@@ -24,6 +24,7 @@ from transformers.distributed import DistributedConfig
 import schedule
 from schedule.huggingface import ShardedTrainer
 from tests.distributed import launch
+from tests.needs import IS_OLD
 from tests.zoo import batch, build
 
 STEPS = 20
@@ -125,7 +126,10 @@ def test_trainer_with_a_plan(tmp_path: Path) -> None:
 def shard(mesh: Any, model: Any) -> None:
     """Plan over "tp", rewrite, and ``fully_shard`` over the other dimension."""
     assert schedule.optimize(planned(model, mesh), cost_guard=False).applied
-    model.config.distributed_config = DistributedConfig(tp_size=mesh["tp"].size())
+    if IS_OLD:
+        model._tp_size = mesh["tp"].size()
+    else:
+        model.config.distributed_config = DistributedConfig(tp_size=mesh["tp"].size())
     if "dp_shard" in mesh.mesh_dim_names:
         for layer in (*model.model.layers, model):
             fully_shard(layer, mesh=mesh["dp_shard"])

@@ -29,7 +29,8 @@ class Row:
 
 
 ROWS = {
-    "oldest": Row(("torch==2.11.0",), ("transformers==5.0.0",), OLDEST_OF_OURS),
+    # Triton 3.6's interpreter does not run on numpy 2.4.
+    "oldest": Row(("torch==2.11.0",), ("transformers==5.0.0", "numpy<2.3"), OLDEST_OF_OURS),
     "torch-2.13": Row(("torch==2.13.0",), ("transformers==5.23.0",)),
     "torch-2.14": Row(("torch==2.14.1",), ("transformers==5.24.0",)),
     "newest": Row(),

@@ -16,7 +16,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
@@ -306,9 +306,18 @@ class StateCheck:
         if self._holds_compiled(module) and self._holds_outside.holds() if compiling else self._holds(module):
             return
         missed = None if compiling else self._ledger.missed(module)
-        raise ScheduleError(
-            f"{'Python state' if missed is None else described(missed.source)} changed while {self._call} ran, and the "
-            f"forward of {original_class(module).__name__} reads it afterwards; it did not change in the recorded "
-            "call, so the graph holds its value of before",
-            fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
-        )
+        what = "Python state" if missed is None else described(missed.source)
+        _raise_changed(what, self._call, original_class(module).__name__)
+
+
+def _raise_changed(what: str, call: str, owner: str) -> NoReturn:
+    """Raise the error of a :class:`StateCheck`.
+
+    A function of strings alone: torch.compile leaves its frame as it is. In one that it compiles, torch 2.11 replaces
+    the error by an AssertionError of its own.
+    """
+    raise ScheduleError(
+        f"{what} changed while {call} ran, and the forward of {owner} reads it afterwards; it did not change in the "
+        "recorded call, so the graph holds its value of before",
+        fix="undo the schedule of this module, or schedule the model anew with a call in which it changes",
+    )

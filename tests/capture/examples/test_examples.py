@@ -15,6 +15,7 @@ from schedule.capture.examples import example_inputs
 from schedule.capture.examples.configs import Configs
 from schedule.util.errors import NotApplicable
 from tests.fingerprint import fingerprint
+from tests.needs import needs, needs_architectures
 from tests.small import small
 from tests.sweep.models import build
 from tests.zoo import ARCHITECTURES
@@ -78,7 +79,22 @@ def test_zoo(name: str) -> None:
     assert {value.shape[0] for value in example_inputs(model, rows=3).values()} == {3}
 
 
-@pytest.mark.parametrize("name", KINDS)
+def _has_default(config: type[hf.PreTrainedConfig]) -> bool:
+    try:
+        return bool(config())
+    except ValueError:
+        return False
+
+
+_SECTIONS = hasattr(hf.Qwen2VLTextConfig, "ignore_keys_at_rope_validation")
+_MARKS = {
+    "qwen2_vl": needs(_SECTIONS, "qwen2_vl that runs with its default config"),
+    "speech-encoder-decoder": needs(_has_default(hf.SpeechEncoderDecoderConfig), "default SpeechEncoderDecoderConfig"),
+}
+OF_KINDS = {name: pytest.param(name, marks=_MARKS.get(name, needs_architectures(name))) for name in KINDS}
+
+
+@pytest.mark.parametrize("name", OF_KINDS.values())
 def test_other_kinds(name: str) -> None:
     built = build(name)
     assert built.batch.keys() == KINDS[name]
@@ -92,7 +108,7 @@ def test_ids_are_ordinary_tokens() -> None:
     assert not set(batch["input_ids"].unique().tolist()) & {1, 2}
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize("name", ["llava", OF_KINDS["qwen2_vl"]])
 def test_as_many_placeholders_as_features(name: str) -> None:
     built = build(name)
     token = Configs(built.model.config).find("image_token_id", "image_token_index")

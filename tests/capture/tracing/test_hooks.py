@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 
 import pytest
 import torch
 import transformers as hf
-from transformers.utils import output_capturing
 
 import schedule
 from schedule.runtime.scheduled import FallbackWarning, state_of
 from schedule.util.errors import TraceError
+from tests.needs import needs
 
 
 @pytest.fixture
@@ -22,6 +23,10 @@ def llama():
     )  # fmt: skip
     return hf.LlamaForCausalLM(config).eval()
 
+
+by_hooks = needs(
+    find_spec("transformers.utils.output_capturing") is not None, "hooks that collect: it replaces forwards"
+)
 
 ids = torch.arange(14).view(2, 7) + 3
 longer = torch.arange(27).view(3, 9) + 3
@@ -36,6 +41,7 @@ def assert_same(ours, theirs):
             torch.testing.assert_close(one, two)
 
 
+@by_hooks
 @pytest.mark.unreplayable("the test installs graphs beside the schedule")
 @pytest.mark.parametrize("wanted", ["output_hidden_states", "output_attentions"])
 @torch.no_grad()
@@ -50,6 +56,7 @@ def test_what_is_collected_is_an_output_of_the_whole_graph(llama, wanted):
     assert state_of(llama).fallbacks == 0
 
 
+@by_hooks
 @pytest.mark.unreplayable("the test installs graphs beside the schedule")
 @torch.no_grad()
 def test_calls_in_a_graph_hand_over_what_is_collected(llama):
@@ -62,12 +69,14 @@ def test_calls_in_a_graph_hand_over_what_is_collected(llama):
     assert state_of(llama).fallbacks == 0
 
 
+@by_hooks
 def test_what_is_collected_inside_a_call_is_not_lost(llama):
     sch = schedule.create_schedule(llama, dict(input_ids=ids, output_attentions=True, use_cache=False))
     with pytest.raises(TraceError, match=r"collects outputs of modules inside model\.layers\.0"):
         sch.trace_until("model.layers.*")
 
 
+@by_hooks
 @pytest.mark.unreplayable("the test installs graphs beside the schedule")
 @torch.no_grad()
 def test_a_layer_collected_from_runs_its_graph_while_nothing_is_collected(llama):
@@ -92,8 +101,11 @@ def test_a_hook_of_the_user_is_still_refused(llama):
         sch.trace(flatten=True)
 
 
+@by_hooks
 @pytest.mark.unreplayable("the test calls what adapts")
 def test_the_collector_is_given_dicts_as_transformers_gives_them(llama, monkeypatch):
+    from transformers.utils import output_capturing
+
     given = []
     put = output_capturing.CompileableContextVar.set
 

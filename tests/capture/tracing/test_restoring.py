@@ -17,6 +17,7 @@ from schedule.capture.tracing.restoring import restoring
 from schedule.capture.tracing.specialization import specialize
 from schedule.runtime.scheduled import install, state_of
 from schedule.util.errors import ScheduleError, TraceError
+from tests.needs import needs
 from tests.zoo import batch, build
 
 pytestmark = pytest.mark.unreplayable("the test installs graphs beside the schedule")
@@ -123,7 +124,7 @@ def test_a_big_tensor_that_was_written_to_in_place_is_told():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["t5", "whisper"])
+@pytest.mark.parametrize("name", [pytest.param("t5", marks=needs(hf.T5Model._supports_sdpa, "SDPA in t5")), "whisper"])
 def test_decoders_with_sdpa_and_a_cache(name):
     """They look at the length of the keys to tell whether they are causal."""
     models = [build(name, attention="sdpa").eval() for _ in range(2)]

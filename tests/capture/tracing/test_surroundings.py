@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from typing import ClassVar
 
@@ -63,6 +64,7 @@ def test_a_watched_config_is_no_new_class_of_configs():
 
 
 ALWAYS = {"allow_is_causal_skip": False}
+BY_LENGTH = "q_length" in inspect.signature(masking_utils.sdpa_mask).parameters  # 5.0 takes the positions of queries
 
 
 class Masking(nn.Module):
@@ -74,7 +76,8 @@ class Masking(nn.Module):
 
         function = masking_utils.and_masks(masking_utils.causal_mask_function, kept)
         rows, length = x.shape
-        mask = masking_utils.sdpa_mask(rows, length, length, mask_function=function, use_vmap=True, **ALWAYS)
+        queries = length if BY_LENGTH else torch.arange(length)
+        mask = masking_utils.sdpa_mask(rows, queries, length, mask_function=function, use_vmap=True, **ALWAYS)
         return x @ mask[:, 0].to(x.dtype)
 
 

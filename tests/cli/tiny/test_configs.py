@@ -8,6 +8,7 @@ import transformers as hf
 from fxschedule.cli.tiny.configs import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
 from schedule.report.entries import Entry
 from schedule.util.errors import VerificationError
+from tests.needs import needs, needs_architectures
 from tests.sweep.coverage import COVERAGE, summary
 from tests.sweep.models import NotBuilt, architectures, model_class
 from tests.sweep.one import Result, _counts_of, _reasons
@@ -54,6 +55,7 @@ def test_stages_keep_their_ratios() -> None:
     assert len(small["depths"]) == 4
 
 
+@needs(hasattr(hf.Qwen2VLTextConfig, "ignore_keys_at_rope_validation"), "qwen2_vl that runs with its default config")
 def test_sections_of_positions_fill_half_a_head() -> None:
     small = shrink(hf.Qwen2VLConfig().to_dict())["text_config"]
     assert sum(small["rope_parameters"]["mrope_section"]) == WIDTH // HEADS // 2
@@ -63,6 +65,10 @@ def test_architectures() -> None:
     names = architectures()
     assert len(names) > 300 and {"bert", "gpt2", "llava", "mamba"} <= set(names) and names == sorted(names)
     assert model_class("bert") is hf.BertForMaskedLM and model_class("whisper") is hf.WhisperForConditionalGeneration
+
+
+@needs_architectures("sam3_geometry_encoder")
+def test_a_part_has_no_model_of_its_own() -> None:
     with pytest.raises(NotBuilt, match="no model of its own"):
         model_class("sam3_geometry_encoder")
 

@@ -23,6 +23,7 @@ import fused
 import schedule
 from schedule import call_module
 from schedule.primitives.callees import CompiledRegion, Region
+from tests.needs import IS_OLD, needs
 from tests.zoo import build
 
 pytestmark = pytest.mark.unwritable("matches of functions inside tests")
@@ -208,11 +209,17 @@ def attended(block: nn.Module) -> list[Tensor]:
     """Its result under a mask, and all gradients."""
     rows, mask = torch.linspace(-1, 1, 320).view(2, 5, 32).requires_grad_(), torch.linspace(-1, 1, 10).view(2, 1, 1, 5)
     result = block(rows, attention_mask=mask)
+    result = result[0] if isinstance(result, tuple) else result  # of transformers 5.0
     result.square().mean().backward()
     return [result, rows.grad, *(p.grad for p in block.parameters())]  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("kernel", ATTENTIONS)
+_SCALES_ALONE = needs(not IS_OLD, "GPT-2 whose attention adds masks alone")  # there, the rule finds nothing
+
+
+@pytest.mark.parametrize(
+    "kernel", [pytest.param(name, marks=_SCALES_ALONE if name != "triton" else ()) for name in ATTENTIONS]
+)
 def test_an_attention_op_takes_packed_weights(kernel: str) -> None:
     """With the kernel asked for; in GPT-2's, query, key and value are one projection."""
     rule, chosen, observer, kernels = ATTENTIONS[kernel]
