@@ -144,28 +144,18 @@ def _function(where: str) -> types.FunctionType:
 def _plant(monkeypatch: pytest.MonkeyPatch, where: str, error: type[Exception] = AttributeError) -> str:
     """Let a function of ours raise, wherever it is called by, and return its file."""
     function = _function(where)
-
-    def planted(*args: Any, **kwargs: Any) -> Any:
-        raise error("planted")
-
-    cells = tuple(types.CellType(error) for _ in function.__code__.co_freevars)
-    assert not cells, "choose a function that is no closure"
-    code = _raising[error].replace(
+    assert not function.__code__.co_freevars, "choose a function that is no closure"
+    code = _code_raising(error).replace(
         co_filename=function.__code__.co_filename, co_name=function.__name__, co_qualname=function.__qualname__
     )
     monkeypatch.setattr(function, "__code__", code)
     return function.__code__.co_filename
 
 
-def _attribute_error(*args: Any, **kwargs: Any) -> Any:
-    raise AttributeError("planted")
-
-
-def _runtime_error(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("planted")
-
-
-_raising = {AttributeError: _attribute_error.__code__, RuntimeError: _runtime_error.__code__}
+def _code_raising(error: type[Exception]) -> types.CodeType:
+    namespace: dict[str, Any] = {}
+    exec(f"def planted(*args, **kwargs): raise {error.__name__}('planted')", namespace)
+    return namespace["planted"].__code__
 
 
 @pytest.fixture(autouse=True)
@@ -232,19 +222,12 @@ def test_an_error_while_dispatching_is_ours(
     model(X, MASK)
     Block.another = None  # guards on the class are checked again
     monkeypatch.delattr(Block, "another")
-    monkeypatch.setitem(_raising, error, _raising.get(error, _code_raising(error)))
     _plant(monkeypatch, where, error)
     with pytest.warns(InternalErrorWarning, match="planted"):
         torch.testing.assert_close(model(X, MASK), twin(X, MASK))
     monkeypatch.undo()
     assert report.internal_errors and report.figures()[0].tone == "bad"
     torch.testing.assert_close(model(X, MASK), twin(X, MASK))
-
-
-def _code_raising(error: type[Exception]) -> types.CodeType:
-    namespace: dict[str, Any] = {}
-    exec(f"def planted(*args, **kwargs): raise {error.__name__}('planted')", namespace)
-    return namespace["planted"].__code__
 
 
 @pytest.mark.parametrize("where", SCHEDULING[::6])
