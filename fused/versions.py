@@ -10,7 +10,7 @@ from importlib import metadata
 
 import torch
 
-TESTED = {"torch": ("2.11", "2.15"), "transformers": ("5.0", "5.24"), "Python": ("3.11", "3.13")}
+TESTED = {"torch": ("2.11", "2.15"), "transformers": ("5.0", "5.24"), "Python": ("3.11", "3.14")}
 """First and last release of each that the test suite passes on: docs/versions.md."""
 
 

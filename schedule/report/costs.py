@@ -21,6 +21,7 @@ from fused.backends import Op
 from fused.torch_internals.modes import TorchDispatchMode
 from schedule.runtime.scheduled import uncounted
 from schedule.util.generators import seed_all
+from schedule.util.internal_errors import perform
 from schedule.util.named_values import call
 from schedule.verify.observe import loss_of
 from schedule.verify.preserve import preserved
@@ -83,7 +84,7 @@ class _Counting(TorchDispatchMode):
         if fused_pass is None or fused_pass is not self._inside:
             self.count += 1
         self._inside = fused_pass
-        return func(*args, **(kwargs or {}))
+        return perform(func, *args, **(kwargs or {}))
 
 
 def _fused_pass() -> FrameType | None:

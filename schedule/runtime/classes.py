@@ -63,6 +63,8 @@ def scheduled_class(cls: type[nn.Module]) -> type[nn.Module]:
                 "__qualname__": cls.__qualname__,
                 "__doc__": cls.__doc__,
             }
+            if "__firstlineno__" in vars(cls):  # from Python 3.13 on, inspect finds the source of a class by it
+                members["__firstlineno__"] = vars(cls)["__firstlineno__"]
             members |= {ORIGINAL: cls, "forward": _dispatching(cls), "__init__": _constructing_original(cls)}
             members |= {"_slow_forward": _traced_as_original(cls), **_copying(cls)}
             bases = (cls,) if issubclass(cls, ScheduledModule) else (ScheduledModule, cls)

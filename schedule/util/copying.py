@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fused.torch_internals.modes import EnableTorchFunction
+from schedule.util.internal_errors import perform
 
 
 class _CopiedBy(TorchFunctionMode):
@@ -21,7 +22,7 @@ class _CopiedBy(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.Tensor.__deepcopy__:
-            return func(*args, **(kwargs or {}))
+            return perform(func, *args, **(kwargs or {}))
         tensor, memo = args
         return memo.setdefault(id(tensor), self.tensor_copy(tensor))
 

@@ -48,7 +48,7 @@ class _Checked(TorchDispatchMode):
         of_torch = getattr(func, "namespace", "") == "aten"
         if of_torch and torch.Tag.pointwise not in func.tags and _may_index((args, kwargs)):
             try:
-                func(*map_aggregate(args, _on_cpu), **map_aggregate(kwargs, _on_cpu))
+                perform(func, *map_aggregate(args, _on_cpu), **map_aggregate(kwargs, _on_cpu))
             except (IndexError, RuntimeError) as error:
                 if any(word in str(error) for word in _WORDS):
                     raise as_python_does(IndexError(str(error))) from None

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,8 @@ from fused import assumptions
 from fused.assumptions import TABLE, failing, holds
 
 ROOT = Path(__file__).parents[2]
-OFF_HERE = {"versions of dicts"} if sys.version_info >= (3, 12) else set()
-"""What a supported release does not have: CPython keeps no versions of dicts from 3.12 on."""
+MAY_BE_OFF = {"versions of dicts"} if sys.version_info[:2] == (3, 13) else set()
+"""What a supported release may lack: CPython 3.13.0 does not tell dicts of new values of attributes."""
 
 SCRIPT = """
 import copy, json, warnings
@@ -40,7 +41,7 @@ print(json.dumps({
 
 
 def test_every_assumption_holds_here() -> None:
-    assert {each.name for each in failing()} == OFF_HERE
+    assert {each.name for each in failing()} <= MAY_BE_OFF
     assert len({each.name for each in TABLE}) == len(TABLE)
 
 
@@ -51,24 +52,24 @@ def test_the_self_tests_take_little_time() -> None:
 
 
 @pytest.fixture(scope="module")
-def with_all(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def with_all(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return _run("")
 
 
 @pytest.mark.parametrize("name", [each.name for each in TABLE])
-def test_without_one_only_its_feature_is_off(name: str, with_all: dict[str, object]) -> None:
+def test_without_one_only_its_feature_is_off(name: str, with_all: dict[str, Any]) -> None:
     found = _run(name)
-    assert found.pop("off") == [each.name for each in TABLE if each.name in {name, *OFF_HERE}]
+    assert found.pop("off") == [each.name for each in TABLE if each.name in {name, *with_all["off"]}]
     assert found == {key: value for key, value in with_all.items() if key != "off"}
 
 
-def _run(without: str) -> dict[str, object]:
+def _run(without: str) -> dict[str, Any]:
     environment = {**os.environ, "FXSCHEDULE_WITHOUT": without, "FUSED_BACKEND": "reference"}
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    found: dict[str, object] = json.loads(ran.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     assert found["equal"] and not found["internal"] and found["applied"]
     return found
 

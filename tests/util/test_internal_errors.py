@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib
 import operator
 import types
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -309,3 +311,18 @@ def test_whose_error_it_is() -> None:
         int("x")
     with pytest.raises(NotApplicable), own_errors():
         raise NotApplicable("known")
+
+
+def test_modes_perform_what_the_user_called() -> None:
+    """An error of an operator called through a mode of ours has its innermost frame in the mode."""
+    handlers, wrong = 0, list[str]()
+    for path in Path(schedule.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name in ("__torch_function__", "__torch_dispatch__"):
+                handlers += 1
+                called = {each.arg for each in node.args.args[1:2]}
+                calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+                direct = [each for each in calls if isinstance(each.func, ast.Name) and each.func.id in called]
+                wrong += [f"{path.name}:{each.lineno}" for each in direct]
+    assert handlers > 10
+    assert not wrong

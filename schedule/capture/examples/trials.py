@@ -27,6 +27,7 @@ from schedule.capture.examples.sizes import Sizes
 from schedule.capture.recording.recording import undisturbed
 from schedule.util.errors import NotApplicable
 from schedule.util.indices import indices_checked
+from schedule.util.internal_errors import perform
 
 MAX_TRIALS = 512
 MAX_NUMBERS = 2**18  # of one row
@@ -213,6 +214,6 @@ class _Operations(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
-        result = func(*args, **(kwargs or {}))
+        result = perform(func, *args, **(kwargs or {}))
         self.count += 1
         return result

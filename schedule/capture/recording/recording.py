@@ -34,6 +34,7 @@ from schedule.capture.recording.structure import Path, leaves, map_structure, te
 from schedule.capture.snapshots import Entry, Snapshot, entries_as_after, modes_restored, restored
 from schedule.util.errors import NotApplicable
 from schedule.util.generators import generator_states, restore_generators
+from schedule.util.internal_errors import perform
 from schedule.util.user_code import UserCodeError, user_code
 
 MAX_SIGNATURES = 4
@@ -208,7 +209,7 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     if func is torch.addmm and not kwargs and args[0].ndim == 1:
         bias, x, matrix = args
         return linear(x, matrix.t(), bias)
-    return func(*args, **kwargs)
+    return perform(func, *args, **kwargs)
 
 
 class _DataFreeCopies(TorchFunctionMode):
@@ -221,7 +222,7 @@ class _DataFreeCopies(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.Tensor.__deepcopy__:
             with DisableTorchFunction():
-                return func(*args, **(kwargs or {}))
+                return perform(func, *args, **(kwargs or {}))
         tensor, memo = args
         if id(tensor) not in memo:
             memo[id(tensor)] = self._data_free(tensor)

@@ -13,6 +13,7 @@ import torch
 from torch.autograd import Function
 
 from fused.torch_internals.modes import DisableTorchFunction, TorchDispatchMode
+from schedule.util.internal_errors import perform
 
 _ANALYTIC = {"add", "sub", "rsub", "mul", "div", "neg", "pow", "reciprocal", "exp", "tanh", "sigmoid", "erf"}
 _ANALYTIC |= {"sin", "cos", "detach", "alias", "clone", "_to_copy"}
@@ -30,7 +31,7 @@ class _OnlyAnalytic(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name not in _ANALYTIC or (name == "pow" and not _is_whole(args[1])):
             raise _Other(name)
-        return func(*args, **(kwargs or {}))
+        return perform(func, *args, **(kwargs or {}))
 
 
 def _is_whole(exponent: Any) -> bool:

@@ -44,7 +44,7 @@ class Applied:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run = self.function.apply if isinstance(self.function, type) else self.function
-        return run(*args, **kwargs)
+        return perform(run, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Applied) and self.function is other.function

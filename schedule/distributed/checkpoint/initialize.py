@@ -22,7 +22,7 @@ from fused.torch_internals.tensors import FakeTensorMode
 from schedule.distributed.checkpoint.slots import Slot
 from schedule.util.errors import NotApplicable, ScheduleError
 from schedule.util.generators import generator_states, restore_generators
-from schedule.util.internal_errors import InternalError
+from schedule.util.internal_errors import InternalError, perform
 from schedule.util.user_code import UserCodeError, user_code
 
 Initialize = Callable[[nn.Module], Any]
@@ -212,4 +212,4 @@ class _Writes(TorchDispatchMode):
                 value = args[index] if index < len(args) else kwargs.get(argument.name)
                 if isinstance(value, Tensor):
                     self.seen[_storage(value)] = None
-        return func(*args, **kwargs)
+        return perform(func, *args, **kwargs)

@@ -27,6 +27,7 @@ from schedule.distributed.communication.collectives import (
 )
 from schedule.distributed.communication.groups import group_rank, group_size
 from schedule.util.errors import ShardError
+from schedule.util.internal_errors import perform
 
 _PLAIN = (Tensor, TensorSpec, torch.dtype, torch.device, torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN += (bool, int, float, str, type(None))  # type: ignore[assignment]
@@ -103,7 +104,7 @@ class AttentionOverRanks(TorchFunctionMode):
         """Replace the one function, and run all others as they are."""
         if func is F.scaled_dot_product_attention:
             return attention_in_context_parallel(*args, **(kwargs or {}), group=self.group)
-        return func(*args, **(kwargs or {}))
+        return perform(func, *args, **(kwargs or {}))
 
 
 def refuse_objects(arguments: Mapping[str, Any]) -> None:

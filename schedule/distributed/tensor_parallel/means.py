@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from schedule.distributed.communication import collectives
 from schedule.distributed.communication.groups import group_size
+from schedule.util.internal_errors import perform
 
 
 class MeansOverRanks(TorchFunctionMode):
@@ -27,7 +28,7 @@ class MeansOverRanks(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Average the result of the one function over the ranks, and run all others as they are."""
-        result = func(*args, **(kwargs or {}))
+        result = perform(func, *args, **(kwargs or {}))
         if func not in (torch.mean, Tensor.mean):
             return result
         summed = collectives.reduce_from_tensor_parallel(result, self.group)

@@ -17,6 +17,7 @@ from fused.torch_internals.modes import TorchDispatchMode
 from schedule.capture.recording.calls import intercepted_calls
 from schedule.capture.recording.recording import as_call, undisturbed
 from schedule.capture.recording.structure import tensors
+from schedule.util.internal_errors import perform
 
 FLOPS_PER_BYTE = 50
 """FLOPs in the time to move one byte: an accelerator's 100 TFLOP/s over its 2 TB/s."""
@@ -97,7 +98,7 @@ class _Watch:
         for tensor in tensors((args, kwargs)):
             self._note(tensor, cost.inputs)
         with self._inside(path):
-            return call(*args, **kwargs)
+            return perform(call, *args, **kwargs)
 
     @contextmanager
     def _inside(self, path: str) -> Iterator[None]:
@@ -140,7 +141,7 @@ class _Counting(TorchDispatchMode):
         self.worked = worked
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = perform(func, *args, **(kwargs or {}))
         if not func.is_view:
             work = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors(result)))
             flops = flop_registry.get(func._overloadpacket)
