@@ -25,6 +25,9 @@ E = TypeVar("E", bound=BaseException)
 INTERNAL = "internal error"
 """Beginning of the reason of every :class:`InternalError`."""
 _GENERATED = ("<schedule dispatch", "<schedule check", "<schedule ledger")
+_MADE_METHODS = "<string>"
+"""File of the methods that dataclasses and named tuples are given."""
+_OUR_MODULES = ("schedule.", "fused.")
 _FUSED = PACKAGES[1]
 _OF_TENSORS = (RuntimeError, ValueError, IndexError)
 """Errors of torch's operations on tensors that do not fit."""
@@ -136,32 +139,31 @@ def contained(error: InternalError) -> InternalError:
 
 def is_generated(error: BaseException) -> bool:
     """Check whether the innermost frame of ``error`` is one of generated conditions."""
-    code = _innermost(error)
-    return code is not None and code[0].co_filename.startswith(_GENERATED)
+    traceback = _innermost(error)
+    return traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_GENERATED)
 
 
 def _is_raise(code: types.CodeType, instruction: int) -> bool:
     return code.co_code[instruction] == dis.opmap["RAISE_VARARGS"]
 
 
-def _innermost(error: BaseException) -> tuple[types.CodeType, int, int] | None:
-    """Return code, line and instruction of the innermost frame of ``error``, or None if it was never raised."""
+def _innermost(error: BaseException) -> types.TracebackType | None:
+    """Return the traceback of the innermost frame of ``error``, or None if it was never raised."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
-    if traceback is None:
-        return None
-    return traceback.tb_frame.f_code, traceback.tb_lineno, traceback.tb_lasti
+    return traceback
 
 
 def _own_frame(error: BaseException) -> str | None:
     """Return ``path:line in function`` of the innermost frame of ``error`` if it is ours, else None."""
-    found = _innermost(error)
-    if found is None or getattr(error, _MARK, False):
+    traceback = _innermost(error)
+    if traceback is None or getattr(error, _MARK, False):
         return None
-    code, line, instruction = found
-    if code in _PERFORMING or not code.co_filename.startswith((*PACKAGES, *_GENERATED)):
+    code, names = traceback.tb_frame.f_code, traceback.tb_frame.f_globals
+    of_our_classes = code.co_filename == _MADE_METHODS and str(names.get("__name__")).startswith(_OUR_MODULES)
+    if code in _PERFORMING or not (of_our_classes or code.co_filename.startswith((*PACKAGES, *_GENERATED))):
         return None
-    if code.co_filename.startswith(_FUSED) and (isinstance(error, _OF_TENSORS) or _is_raise(code, instruction)):
+    if code.co_filename.startswith(_FUSED) and (isinstance(error, _OF_TENSORS) or _is_raise(code, traceback.tb_lasti)):
         return None  # about the tensors that an op was given
-    return f"{code.co_filename}:{line} in {code.co_qualname}"
+    return f"{code.co_filename}:{traceback.tb_lineno} in {code.co_qualname}"

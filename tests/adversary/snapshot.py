@@ -141,7 +141,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".__defaults__", value.__defaults__
         yield ".__dict__", vars(value)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            if name != "__class__":
+            if name not in ("__class__", "__classdict__"):
                 yield f".<{name}>", _cell_contents(cell)
     elif isinstance(value, types.MethodType):
         yield ".__self__", value.__self__

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import schedule
+from schedule.capture.tracing.reading.sources import Item, Self
 from schedule.util import internal_errors
 from schedule.util.errors import NotApplicable
 from schedule.util.internal_errors import InternalError, InternalErrorWarning, as_python_does, own_errors, perform
@@ -307,6 +308,7 @@ def test_whose_error_it_is() -> None:
     assert InternalError.of(raised(int, "x")) is None  # this file is a user's
     assert InternalError.of(raised(perform, int, "x")) is None
     assert InternalError.of(raised(as_python_does, None)) is not None  # None has no attributes
+    assert InternalError.of(raised(hash, Item(Self(), []))) is not None  # in a method made by dataclasses
     with pytest.raises(ValueError, match="x"), own_errors():
         int("x")
     with pytest.raises(NotApplicable), own_errors():

@@ -122,8 +122,11 @@ def _codes_in(source: str, flags: int) -> dict[int, list[types.CodeType]]:
 
 
 def _are_same(source: types.CodeType, code: types.CodeType) -> bool:
-    """Check whether ``code`` is the code in a source, perhaps under another name: torch 2.15 renames its wrappers."""
-    return source == code.replace(co_name=source.co_name, co_qualname=source.co_qualname)
+    """Check whether ``code`` is the code in a source, up to names and flags.
+
+    torch 2.15 renames its wrappers, and a flag of Python 3.14 tells whether a function was defined in a class.
+    """
+    return source == code.replace(co_name=source.co_name, co_qualname=source.co_qualname, co_flags=source.co_flags)
 
 
 def _lambda(code: types.CodeType, lines: list[str]) -> ast.FunctionDef:

@@ -63,12 +63,34 @@ class Attr:
     name: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Query:
     """``function(*arguments)``: a query to the process, such as ``torch.is_grad_enabled()``."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Query) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> Any:
+        function = self.function if isinstance(self.function, _METHODS) else id(self.function)
+        return function, _identity(self.arguments)
+
+
+_METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+"""Bound methods, which are made anew each time that they are looked up, and equal if those of one object."""
+_LITERALS = (bool, int, float, complex, str, bytes, types.NoneType)
+
+
+def _identity(argument: Any) -> Any:
+    """Return what tells an argument from others: 1 from ``True``; objects, which need not hash, by identity."""
+    if isinstance(argument, tuple):
+        return type(argument), tuple(map(_identity, argument))
+    return (type(argument), repr(argument)) if type(argument) in _LITERALS else id(argument)
 
 
 Source = Self | Const | DictOf | Item | Attr | Query

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import copy
 import types
 import warnings
@@ -17,6 +18,7 @@ import schedule.capture.tracing.expansion
 import schedule.primitives.splicing
 from schedule.capture.tracing.reading import guard_code, ledger
 from schedule.capture.tracing.reading.reads import Reads
+from schedule.capture.tracing.reading.sources import Query
 from schedule.runtime.scheduled import FallbackWarning
 from schedule.util.errors import ScheduleError
 
@@ -254,3 +256,31 @@ def test_without_guards_on_what_a_consumed_module_is_made_of_it_would_not_be(mon
     before = model(X)
     change(model)
     assert torch.equal(model(X), before)
+
+
+def test_questions_are_told_apart_by_their_arguments() -> None:
+    parser, other = configparser.ConfigParser(), configparser.ConfigParser()
+    assert Query(repr, (parser, "a")) == Query(repr, (parser, "".join("a")))
+    assert Query(parser.get) == Query(parser.get)
+    distinct = [(1,), (True,), (1.0,), (0.0,), (-0.0,), ("1",), ((1,),), ((True,),), (parser,), (other,), ()]
+    assert len({Query(repr, each) for each in distinct}) == len(distinct)
+    assert Query(repr, (1,)) != Query(str, (1,)) and Query(parser.get) != Query(other.get)
+
+
+def test_an_answer_of_an_object_that_does_not_hash_is_guarded() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.settings = nn.Linear(8, 8), configparser.ConfigParser()
+            self.settings.read_string("[a]\nb = 2")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.gelu(self.layer(x), approximate="tanh") * self.settings.getfloat("a", "b")
+
+    model = Model()
+    assert schedule.optimize(model, X, cost_guard=False).applied
+    first = model(X)
+    model.settings["a"]["b"] = "4"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        torch.testing.assert_close(model(X), first * 2)
