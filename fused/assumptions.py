@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +92,7 @@ def failing() -> Iterator[Assumption]:
 
 
 def _turned_off() -> set[str]:
-    return {name.strip() for name in os.environ.get(ENVIRONMENT_VARIABLE, "").split(",")}
+    return {name.strip() for name in os.environ.get(ENVIRONMENT_VARIABLE, "").split(",")} - {""}
 
 
 def _resolved(name: str) -> Any:
@@ -364,3 +365,9 @@ TABLE: tuple[Assumption, ...] = (
 """All assumptions, by the feature that needs them."""
 
 _BY_NAME = {each.name: each for each in TABLE}
+
+for _name in sorted(_turned_off() - _BY_NAME.keys()):
+    warnings.warn(
+        f"{ENVIRONMENT_VARIABLE}: no feature is called {_name!r}; `fxschedule doctor --features` lists them",
+        stacklevel=2,
+    )

@@ -15,15 +15,14 @@ import torch
 from torch import nn
 
 from fxschedule.cli.loaded import Loaded, first_line, missing
-from schedule.capture.examples.inputs import REFUSALS
 from schedule.capture.examples.trials import tried_inputs
 from schedule.util.errors import NotApplicable, did_you_mean
+from schedule.util.user_code import UserCodeError, raised_by, user_code
 
 SMALL = 64
 """Height and width of images for ``--tiny``, in pixels."""
 
 Shape = tuple[int, ...]
-_FAILURES: tuple[type[Exception], ...] = (*REFUSALS, NotApplicable)
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,10 @@ class Library:
             )
         torch.manual_seed(0)
         try:
-            model = self.make(module, name, tiny)
-        except _FAILURES as error:
+            with user_code():
+                model = self.make(module, name, tiny)
+        except (NotApplicable, UserCodeError) as failed:
+            error = raised_by(failed)
             raise missing(
                 f"no {'tiny ' * tiny}{name} can be made: {first_line(error)}",
                 fix=f"{'leave --tiny out, or ' * tiny}name a factory that returns it: module:factory",
@@ -80,9 +81,10 @@ def _of_timm(timm: Any, name: str, tiny: bool) -> nn.Module:
     model: nn.Module
     if tiny:
         try:
-            model = timm.create_model(name, pretrained=False, img_size=SMALL)
+            with user_code():
+                model = timm.create_model(name, pretrained=False, img_size=SMALL)
             return model
-        except REFUSALS:  # most take images of any size, and no such argument
+        except UserCodeError:  # most take images of any size, and no such argument
             pass
     model = timm.create_model(name, pretrained=False)
     return model
@@ -108,11 +110,12 @@ def _tiny(cls: type[nn.Module]) -> nn.Module:
     why: Exception | None = None
     for settings in reduced({p.name: p.default for p in parameters if p.default is not p.empty}):
         try:
-            model = cls(**settings)
+            with user_code():
+                model = cls(**settings)
             tried_inputs(model)
             return model
-        except _FAILURES as error:
-            why = why or error
+        except (NotApplicable, UserCodeError) as failed:
+            why = why or raised_by(failed)
     raise NotApplicable(str(why)) from why
 
 

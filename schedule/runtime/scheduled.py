@@ -256,11 +256,11 @@ class ScheduledState:
             return None
         selected = self.selected(module, args, kwargs, missed) if missed else None
         if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
-            return selected
+            return selected or _ENOUGH
         with TRACING:
             selected = self.selected(module, args, kwargs, missed)  # another thread may have made one
             if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
-                return selected
+                return selected or _ENOUGH
             with adapting():
                 made = self.adapter.adapt(module, self.original, args, kwargs, missed)
             if made is None:
@@ -371,9 +371,26 @@ class ScheduledState:
                 )
 
 
+_ENOUGH: Selected = (None, (f"{MAX_ADAPTATIONS} other kinds of calls have graphs, and no more are made",))
+
+
 def state_of(module: nn.Module) -> ScheduledState | None:
     """Return the state of ``module`` if it is scheduled, else None."""
     return vars(module).get(STATE)
+
+
+@contextmanager
+def without_new_graphs(root: nn.Module) -> Iterator[None]:
+    """Forget graphs made for calls in the block: they would count toward :data:`MAX_ADAPTATIONS`."""
+    states = [state for module in root.modules() if (state := state_of(module)) is not None]
+    before = [state.adaptations for state in states]
+    try:
+        yield
+    finally:
+        for state, adaptations in zip(states, before, strict=True):
+            if state.adaptations is not adaptations:
+                state.adaptations = adaptations
+                state.select = state._dispatch()
 
 
 @contextmanager

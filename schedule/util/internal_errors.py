@@ -11,8 +11,11 @@ from __future__ import annotations
 import dis
 import functools
 import os
+import sys
+import traceback
 import types
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -29,6 +32,8 @@ _MADE_METHODS = "<string>"
 """File of the methods that dataclasses and named tuples are given."""
 _OUR_MODULES = ("schedule.", "fused.")
 _FUSED = PACKAGES[1]
+_DEEP = 20
+"""Frames of one function in a traceback; modules in modules have a few."""
 _OF_TENSORS = (RuntimeError, ValueError, IndexError)
 """Errors of torch's operations on tensors that do not fit."""
 _RAISING = "FXSCHEDULE_INTERNAL_ERRORS"
@@ -56,6 +61,8 @@ class InternalError(ScheduleError):
         """
         if isinstance(error, ScheduleError):
             return error if isinstance(error, InternalError) else None
+        if isinstance(error, RecursionError) and _recurs_outside(error):
+            return None
         frame = _own_frame(error)
         if frame is None:
             return None
@@ -139,8 +146,8 @@ def contained(error: InternalError) -> InternalError:
 
 def is_generated(error: BaseException) -> bool:
     """Check whether the innermost frame of ``error`` is one of generated conditions."""
-    traceback = _innermost(error)
-    return traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_GENERATED)
+    found = _innermost(error)
+    return found is not None and found.tb_frame.f_code.co_filename.startswith(_GENERATED)
 
 
 def _is_raise(code: types.CodeType, instruction: int) -> bool:
@@ -149,21 +156,34 @@ def _is_raise(code: types.CodeType, instruction: int) -> bool:
 
 def _innermost(error: BaseException) -> types.TracebackType | None:
     """Return the traceback of the innermost frame of ``error``, or None if it was never raised."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback
+    found = error.__traceback__
+    while found is not None and found.tb_next is not None:
+        found = found.tb_next
+    return found
+
+
+def _recurs_outside(error: RecursionError) -> bool:
+    """Check whether a user's function runs inside itself: which frame then meets the limit tells nothing."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    users = Counter(frame.f_code for frame in frames if _is_users(frame))
+    return max(users.values(), default=0) > _DEEP
+
+
+def _is_users(frame: types.FrameType) -> bool:
+    root = str(frame.f_globals.get("__name__")).partition(".")[0]
+    ours = frame.f_code.co_filename.startswith((*PACKAGES, *_GENERATED))
+    return not ours and root != "torch" and (root == "__main__" or root not in sys.stdlib_module_names)
 
 
 def _own_frame(error: BaseException) -> str | None:
     """Return ``path:line in function`` of the innermost frame of ``error`` if it is ours, else None."""
-    traceback = _innermost(error)
-    if traceback is None or getattr(error, _MARK, False):
+    found = _innermost(error)
+    if found is None or getattr(error, _MARK, False):
         return None
-    code, names = traceback.tb_frame.f_code, traceback.tb_frame.f_globals
+    code, names = found.tb_frame.f_code, found.tb_frame.f_globals
     of_our_classes = code.co_filename == _MADE_METHODS and str(names.get("__name__")).startswith(_OUR_MODULES)
     if code in _PERFORMING or not (of_our_classes or code.co_filename.startswith((*PACKAGES, *_GENERATED))):
         return None
-    if code.co_filename.startswith(_FUSED) and (isinstance(error, _OF_TENSORS) or _is_raise(code, traceback.tb_lasti)):
+    if code.co_filename.startswith(_FUSED) and (isinstance(error, _OF_TENSORS) or _is_raise(code, found.tb_lasti)):
         return None  # about the tensors that an op was given
-    return f"{code.co_filename}:{traceback.tb_lineno} in {code.co_qualname}"
+    return f"{code.co_filename}:{found.tb_lineno} in {code.co_qualname}"

@@ -21,6 +21,17 @@ class UserCodeError(Exception):
         self.error = error
 
 
+def raised_by(error: ScheduleError | UserCodeError) -> Exception:
+    """Return what was raised under :func:`user_code`, without the wrapper.
+
+    Raises:
+        InternalError: it was our own code that failed.
+    """
+    if isinstance(error, InternalError):
+        raise error
+    return error.error if isinstance(error, UserCodeError) else error
+
+
 @contextmanager
 def user_code(passing: type[Exception] = ScheduleError) -> Iterator[None]:
     """Raise a :class:`UserCodeError` in place of any other exception, and :class:`InternalError` of one of our own.

@@ -13,23 +13,12 @@ from schedule.capture.examples.shapes import other_shapes
 from schedule.util.errors import ScheduleError, VerificationError
 from schedule.util.indices import indices_checked
 from schedule.util.named_values import named_tensors, shapes_of
+from schedule.util.user_code import UserCodeError, raised_by, user_code
 from schedule.util.wording import counted
 from schedule.verify.compare import TRAINED, compare
 from schedule.verify.observe import Case, Mode, Observation, OptimizerFactory, Weights, observe
 from schedule.verify.report import CaseResult, Deviation, EquivalenceReport, missing
 from schedule.verify.tolerances import Tolerance, tolerance_for
-
-REFUSALS: tuple[type[Exception], ...] = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    AssertionError,
-    ScheduleError,
-)
-"""Exceptions raised by models for unsupported shapes, and by broken models."""
 
 
 def equivalent(
@@ -121,11 +110,12 @@ def check_case(
     """
     described = f"{case.mode} mode, {case.weights} weights, {case.shapes}"
     try:
-        with original(), indices_checked((case.batch, tuple(a.parameters()))):
+        with user_code(), original(), indices_checked((case.batch, tuple(a.parameters()))):
             reference = observe(a, case, tolerance)
-    except REFUSALS as error:
+    except (ScheduleError, UserCodeError) as failed:
+        error = raised_by(failed)
         if required:
-            raise
+            raise error from error.__cause__
         report.skipped.append(f"{described}: the original raises {type(error).__name__}: {_short(error)}")
         return None, None
     if reference.unusable:
@@ -160,8 +150,10 @@ def _observed(
     reference: Observation, case: Case, model: nn.Module, tolerance: Tolerance
 ) -> tuple[Observation, list[Deviation]]:
     try:
-        other = observe(model, case, tolerance, reference)
-    except REFUSALS as error:
+        with user_code():
+            other = observe(model, case, tolerance, reference)
+    except (ScheduleError, UserCodeError) as failed:
+        error = raised_by(failed)
         why = f"raises {type(error).__name__}, the original does not: {_short(error)}"
         return Observation(), [missing("call", "", why)]
     return other, compare(reference, other, tolerance)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from schedule.distributed.communication.verdicts import limited, verdicts_of
 from schedule.distributed.tensor_parallel.modules import is_sharded, ranks_sharing_evenly
 from schedule.primitives.fork_rng import draws_apart
-from schedule.util.errors import VerificationError
+from schedule.runtime.scheduled import without_new_graphs
+from schedule.util.errors import ScheduleError, VerificationError
+from schedule.util.user_code import UserCodeError, user_code
 from schedule.verify.bisection import Undoable, first_failing_step, undone
-from schedule.verify.equivalence import REFUSALS, cases, check_case, empty_report, refuse_meta
+from schedule.verify.equivalence import cases, check_case, empty_report, refuse_meta
 from schedule.verify.observe import Case, Observation, OptimizerFactory
 from schedule.verify.report import CaseResult, EquivalenceReport
 from schedule.verify.tolerances import Tolerance, tolerance_for
@@ -54,6 +56,11 @@ class Verification:
         if not len(sch.history):
             return self.report
         refuse_meta(self._batch, sch.module)
+        with without_new_graphs(sch.module):
+            return self._check()
+
+    def _check(self) -> EquivalenceReport:
+        sch = self._sch
         mesh = getattr(sch, "mesh", None)
         if mesh is not None:
             return self._check_ranks(mesh)
@@ -107,13 +114,15 @@ class Verification:
         """Run one case on every rank, and return what is wrong by rank (0 if there is one) and the reference."""
         own, reference = "", None
         try:
-            result, reference = self._case(case, tolerance, required=required, alone=False)
+            with user_code():
+                result, reference = self._case(case, tolerance, required=required, alone=False)
             if result is not None and not result.equal:
                 mode = f"{case.mode} mode" if case.dropout else f"{case.mode} mode without dropout"
                 own = f"{result.worst} in {mode}, {case.weights} weights, {case.shapes}"
-        except REFUSALS as error:
+        except (ScheduleError, UserCodeError) as failed:
+            error = failed.error if isinstance(failed, UserCodeError) else failed
             if verdicts is None:
-                raise
+                raise error from error.__cause__
             own = f"raises {type(error).__name__}: {error}"
         if verdicts is None:
             return {0: own} if own else {}, reference

@@ -81,3 +81,11 @@ def test_a_private_name_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotImplementedError, match=r"gone cannot be used with torch .*: nothing is off"):
         assumptions.unavailable("gone")()
     assumptions.holds.cache_clear()
+
+
+def test_a_name_that_no_feature_has_is_told() -> None:
+    environment = {**os.environ, assumptions.ENVIRONMENT_VARIABLE: "version of dicts"}
+    ran = subprocess.run(
+        [sys.executable, "-c", "import fused.assumptions"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert "FXSCHEDULE_WITHOUT: no feature is called 'version of dicts'" in ran.stderr

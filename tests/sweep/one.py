@@ -24,7 +24,7 @@ from torch import nn
 import fused
 import schedule
 from schedule import Schedule
-from schedule.capture.examples.inputs import REFUSALS, Inputs
+from schedule.capture.examples.inputs import Inputs
 from schedule.core.adapting import adapter_for
 from schedule.report.entries import Entry
 from schedule.runtime.scheduled import MAX_ADAPTATIONS, install, state_of
@@ -34,6 +34,7 @@ from schedule.util.named_values import call, named_values
 from schedule.verify.equivalence import equivalent
 from schedule.verify.preserve import preserved
 from schedule.verify.report import EquivalenceReport
+from tests.sweep import REFUSALS
 from tests.sweep.models import Built, NotBuilt, build
 from tests.sweep.rounding import is_rounding
 from tests.sweep.shapes import OTHER_SHAPES, bound_to, fallbacks, missed, other_inputs

@@ -17,11 +17,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from fxschedule.cli.tiny.batches import repaired
 from schedule.capture.examples import example_inputs
-from schedule.capture.examples.inputs import REFUSALS, Inputs
+from schedule.capture.examples.inputs import Inputs
 from schedule.capture.recording.recording import undisturbed
 from schedule.capture.recording.structure import leaves
 from schedule.util.errors import NotApplicable
-from tests.sweep import beyond
+from tests.sweep import REFUSALS, beyond
 
 REFUSED: tuple[type[BaseException], ...] = (*REFUSALS, StrictDataclassError)
 """How a model or a config refuses its sizes."""

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import schedule
-from schedule.capture.examples.inputs import REFUSALS, Inputs
+from schedule.capture.examples.inputs import Inputs
 from schedule.capture.recording.structure import map_structure
 from schedule.util.errors import NotApplicable, ScheduleError
 from schedule.verify.tolerances import TOLERANCES, Tolerance
+from tests.sweep import REFUSALS
 
 _FLOAT32 = TOLERANCES[torch.float32]
 _NEAR = replace(_FLOAT32, forward=50 * _FLOAT32.forward, gradient=50 * _FLOAT32.gradient, floor=50 * _FLOAT32.floor)

@@ -328,3 +328,25 @@ def test_modes_perform_what_the_user_called() -> None:
                 wrong += [f"{path.name}:{each.lineno}" for each in direct]
     assert handlers > 10
     assert not wrong
+
+
+def test_a_model_that_calls_itself_for_ever_is_to_blame() -> None:
+    class Endless(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.forward(x) if self.training else F.gelu(self.layer(x), approximate="tanh")
+
+    report = schedule.optimize(Endless().eval(), (X,), cost_guard=False)
+    assert not report.internal_errors
+    assert any("the forward raises RecursionError" in entry.reason for entry in report.select(status="skipped"))
+
+
+def test_an_error_while_calls_are_patched_does_not_outlast_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as planted, warnings.catch_warnings():
+        warnings.simplefilter("ignore", InternalErrorWarning)
+        _plant(planted, "schedule.capture.recording.calls:_watched")
+        assert schedule.optimize(Model(), (X,), cost_guard=False).internal_errors
+    assert schedule.optimize(Model(), (X,), cost_guard=False).applied

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+import schedule
 from schedule.capture.examples.shapes import cut, small_shapes
 from schedule.verify import other_shapes
 
@@ -116,3 +120,27 @@ def test_positions_in_several_dimensions_go_on() -> None:
     positions = torch.arange(12).view(1, 12, 1).expand(2, 12, 3)
     longer = other_shapes({"hidden_states": torch.randn(2, 12, 4), "position_ids": positions})[0]["position_ids"]
     assert torch.equal(longer, torch.arange(15).view(1, 15, 1).expand(3, 15, 3))
+
+
+class OwnError(Exception):
+    """No kind of exception that models usually raise."""
+
+
+class Refusing(nn.Module):
+    """It takes no batch of three."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.layer, self.error = nn.Linear(8, 8), error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 3:
+            raise self.error("of its own")
+        return F.gelu(self.layer(x), approximate="tanh")
+
+
+@pytest.mark.parametrize("error", [ValueError, StopIteration, OwnError, OSError, LookupError, RecursionError])
+def test_a_shape_that_the_model_refuses_by_any_exception_is_left_out(error: type[Exception]) -> None:
+    report = schedule.optimize(Refusing(error), torch.randn(2, 8), cost_guard=False).verify(steps=1)
+    assert report.equal
+    assert len([each for each in report.skipped if f"the original raises {error.__name__}: of its own" in each]) == 2

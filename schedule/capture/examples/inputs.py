@@ -18,23 +18,10 @@ from schedule.capture.examples.documented import documented
 from schedule.capture.examples.questions import because, no_forward, nothing_says, question
 from schedule.capture.examples.sizes import Layouts, Sizes
 from schedule.capture.recording.recording import undisturbed
+from schedule.util.user_code import UserCodeError, user_code
 
 Inputs = dict[str, torch.Tensor]
 Repair = Callable[[Inputs, Exception], Iterator[Inputs]]
-
-REFUSALS: tuple[type[Exception], ...] = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    AssertionError,
-    NameError,
-    ImportError,
-    ZeroDivisionError,
-)
-"""Exceptions that a model raises for a batch it does not accept."""
 
 MAX_TRIALS = 64
 MAX_REPAIRS = 3
@@ -177,8 +164,9 @@ class _Search:
     def dummies(self) -> Iterator[Inputs]:
         """Yield the batches of transformers' own tests of the model, with ids in the vocabulary."""
         try:
-            dummies = dict(getattr(self.model, "dummy_inputs", {}))
-        except REFUSALS:
+            with user_code():
+                dummies = dict(getattr(self.model, "dummy_inputs", {}))
+        except UserCodeError:
             return
         if not dummies.keys() >= set(self.required):
             return
@@ -224,10 +212,10 @@ class _Search:
         wanted = {*_KINDS[kind], *(p.name for p in taken if p.default is p.empty)}
         given = {name: batch[name] for name in batch if name in wanted}
         try:
-            with self.evaluating(batch):
+            with user_code(), self.evaluating(batch):
                 found = method(**given)
-        except REFUSALS as error:
-            self.note(error, given)
+        except UserCodeError as failed:
+            self.note(failed.error, given)
             return 0
         found = getattr(found, "pooler_output", found)
         parts = [part for part in _flattened(found) if part.ndim >= 2]
@@ -262,11 +250,12 @@ class _Search:
         The result is None if the model accepts none, or returns None.
         """
         try:
-            with self.evaluating(batch):
+            with user_code(), self.evaluating(batch):
                 output = self.model(**batch)
-        except REFUSALS as error:
-            self.note(error, batch)
-            others = (self.accepted(other, repairs - 1) for other in (self.better(batch, error) if repairs else ()))
+        except UserCodeError as failed:
+            self.note(failed.error, batch)
+            better = self.better(batch, failed.error) if repairs else ()
+            others = (self.accepted(other, repairs - 1) for other in better)
             return next((found for found in others if found is not None), None)
         return (batch, output) if output is not None else None
 

@@ -21,13 +21,14 @@ from torch.overrides import TorchFunctionMode
 from schedule.capture.examples.arguments import make
 from schedule.capture.examples.configs import Configs
 from schedule.capture.examples.images import image_size
-from schedule.capture.examples.inputs import REFUSALS, Inputs, Repair, example_inputs
+from schedule.capture.examples.inputs import Inputs, Repair, example_inputs
 from schedule.capture.examples.questions import because, no_forward, question
 from schedule.capture.examples.sizes import Sizes
 from schedule.capture.recording.recording import undisturbed
 from schedule.util.errors import NotApplicable
 from schedule.util.indices import indices_checked
 from schedule.util.internal_errors import perform
+from schedule.util.user_code import UserCodeError, user_code
 
 MAX_TRIALS = 512
 MAX_NUMBERS = 2**18  # of one row
@@ -195,8 +196,10 @@ class _Trials:
         copies = {name: value.clone() for name, value in batch.items()}
         with indices_checked((self.weights, copies)), _Operations() as operations:
             try:
-                output = self.model(**copies)
-            except REFUSALS as error:
+                with user_code():
+                    output = self.model(**copies)
+            except UserCodeError as failed:
+                error = failed.error
                 lines = tuple((frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__))
                 return _Trial(batch, operations.count, because(error, batch), lines)
         return _Trial(batch, operations.count if output is None else math.inf, "the model returns nothing")

@@ -68,10 +68,11 @@ def interceptable(root: nn.Module) -> Iterator[None]:
 @contextmanager
 def _patched_call(owner: type) -> Iterator[None]:
     with _lock:
-        _patched[owner] = _patched.get(owner, 0) + 1
-        if _patched[owner] == 1:
-            _patches[owner] = mock.patch.object(owner, "__call__", _watched(vars(owner)["__call__"]))
-            _patches[owner].start()
+        if not _patched.get(owner):
+            patch = mock.patch.object(owner, "__call__", _watched(vars(owner)["__call__"]))
+            patch.start()
+            _patches[owner] = patch
+        _patched[owner] = _patched.get(owner, 0) + 1  # last: what fails above leaves nothing counted
     try:
         yield
     finally:

@@ -47,6 +47,13 @@ def acts_now(module: nn.Module) -> bool:
     return is_hooked(module) or (bool(module._forward_hooks) and bool(_collected()))
 
 
+def first_hook(module: nn.Module) -> str:
+    """Return the name of a hook of ``module``, for messages: the library that registered it is seldom the user's."""
+    hook = next(hook for table in _TABLES for hook in getattr(module, table).values())
+    named = hook if hasattr(hook, "__qualname__") else type(hook)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 def runs_hooks_of(module: nn.Module, other: nn.Module) -> bool:
     """Check whether a call of ``module`` runs every hook of ``other``, because both have the same tables of hooks."""
     return all(not vars(other)[table] or vars(module)[table] is vars(other)[table] for table in _TABLES)

@@ -19,6 +19,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from fused.torch_internals.modes import DisableTorchFunction
+from fused.torch_internals.tensors import failures_unlogged
 from schedule.capture.recording.calls import intercepted_calls
 from schedule.capture.recording.data import NUMBERS, Replay, expected, writes_number
 from schedule.capture.recording.recording import Recording
@@ -116,7 +117,7 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(refusing_flags())
             stack.enter_context(self)
             try:
-                with user_code():
+                with failures_unlogged(), user_code():
                     return outermost(self.evaluator.run, (forward, *args), kwargs)
             except UserCodeError as failed:
                 raise raised(failed.error) from failed.error

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.capture.examples.inputs import REFUSALS
 from schedule.capture.recording.recording import undisturbed
 from schedule.util.files import write
+from tests.sweep import REFUSALS
 from tests.sweep.beyond.case import Case, Unavailable, given, is_large, parameters, refuse_large
 
 IMAGES = (64, 96, 128, 160, 192, 224, 256)

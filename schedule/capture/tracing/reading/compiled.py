@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from schedule.capture.tracing.reading.sources import Attr, Const, DictOf, Item, Query, Self, Source, root, value_at
+from schedule.util.internal_errors import raise_if_own
 
 _COMPARED = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.dtype, enum.Enum)
 _NOT_USERS = {"torch", *sys.stdlib_module_names}
@@ -59,7 +60,8 @@ def is_large_set(source: Source) -> bool:
         return False
     try:
         value = value_at(source)
-    except (LookupError, AttributeError, TypeError):
+    except (LookupError, AttributeError, TypeError) as error:
+        raise_if_own(error)
         return False
     return isinstance(value, (set, frozenset)) and len(value) > _MANY
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import copyreg
 import enum
 import importlib
+import operator
 import pickle
 import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from schedule.util.internal_errors import perform
 
 
 @dataclass(frozen=True)
@@ -108,11 +111,13 @@ def value_at(source: Source) -> Any:
     if isinstance(source, Const):
         return source.value
     if isinstance(source, Query):
-        return source.function(*source.arguments)
+        return perform(source.function, *source.arguments)
     base = value_at(source.base)  # type: ignore[union-attr]
     if isinstance(source, DictOf):
-        return base.__dict__
-    return getattr(base, source.name) if isinstance(source, Attr) else base[source.key]  # type: ignore[union-attr]
+        return perform(getattr, base, "__dict__")
+    if isinstance(source, Attr):
+        return perform(getattr, base, source.name)
+    return perform(operator.getitem, base, source.key)  # type: ignore[union-attr]
 
 
 SELF = Self()
