@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from fused.torch_internals.compiler import INDUCTOR, compile_fx, compile_fx_inne
 from fused.torch_internals.tensors import FakeTensor, FakeTensorMode
 
 Tensor = torch.Tensor
+
+
+_UNFINISHED = re.compile(r"(?P<library>/.*\.so): (file too short|invalid ELF header)")
 
 
 class _NotStorable(Exception):
@@ -48,7 +52,7 @@ def compiled(
             return made[-1]
 
         with without_graph_cache():
-            run: Any = compile_fx(graph, fakes, inner_compile=inner)
+            run: Any = _with_whole_libraries(lambda: compile_fx(graph, fakes, inner_compile=inner))
     guard = _guard(shapes, fakes)
 
     theirs = Kernel(lambda tensors: run(*tensors), fitting(guard), results, single)
@@ -65,6 +69,18 @@ def compiled(
         return theirs
     kernel_store.save(folder, stored)
     return ours
+
+
+def _with_whole_libraries(compiling: Callable[[], Any]) -> Any:
+    """Call ``compiling``, and once more without what a killed process left unfinished in torch's cache."""
+    try:
+        return compiling()
+    except (ImportError, OSError, RuntimeError) as error:
+        found = _UNFINISHED.search(str(error))
+        if found is None:
+            raise
+        Path(found["library"]).unlink(missing_ok=True)
+        return compiling()
 
 
 def _symbolic(tensor: Tensor, mode: FakeTensorMode) -> FakeTensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -69,6 +70,26 @@ def test_a_second_process_needs_no_compiler():
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the message is that of Linux")
+def test_what_a_killed_process_left_unfinished_is_compiled_anew(tmp_path):
+    code = """
+        import torch, fused
+        with fused.backend("inductor"):
+            y = fused.bias_gelu(torch.ones(6, 33), torch.ones(33))
+        torch.testing.assert_close(y, torch.nn.functional.gelu(torch.full((6, 33), 2.0), approximate="tanh"))
+    """
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", textwrap.dedent(code)]
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    subprocess.run(command, env=environment, check=True, timeout=240)
+    libraries = list(tmp_path.rglob("*.main.so"))
+    assert libraries
+    for library in libraries:
+        library.write_bytes(b"")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert all(library.stat().st_size for library in libraries)
 
 
 def test_the_formulas_of_every_op_are_kept():
