@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend
 
 from fused.backends.tracing import PLAIN, differentiated, transformed
 from fused.checks import agrees
-from fused.loss_autograd import watched
+from fused.loss_autograd import gradients_by_autograd, watched
 from fused.torch_internals.kernels import choose_attention_kernel
 from fused.torch_internals.modes import is_autocasting, is_tracing_dispatch_active
 
@@ -276,20 +276,12 @@ class _Attention(torch.autograd.Function):
         q, k, v, mask, out, lse = ctx.saved_tensors
         needed = ctx.needs_input_grad[:3]
         if watched(grads[0]):
-            return *_by_autograd(grads[0], (q, k, v, None, mask), needed, ctx.scale, ctx.enable_gqa), None, None, None
+
+            def expression(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                return _written_out((q, k, v, None, mask), 0.0, ctx.scale, ctx.enable_gqa)
+
+            return *gradients_by_autograd(expression, (q, k, v), needed, grads[0]), None, None, None
         found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grads[0], q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=ctx.scale
         )
         return *(each if wanted else None for each, wanted in zip(found, needed, strict=True)), None, None, None
-
-
-def _by_autograd(
-    g: Tensor, operands: Operands, needed: Sequence[bool], scale: float, enable_gqa: bool
-) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of q, k and v by autograd of the expression, for tracers and double backward."""
-    recorded = torch.is_grad_enabled()
-    inputs = [each for each, wanted in zip(operands[:3], needed, strict=True) if wanted]
-    with torch.enable_grad():
-        result = _written_out(operands, 0.0, scale, enable_gqa)
-    found = iter(torch.autograd.grad(result, inputs, g, create_graph=recorded))
-    return tuple(next(found) if wanted else None for wanted in needed)

@@ -23,7 +23,7 @@ from fused.chunked_loss import (
     unit_gradients,
 )
 from fused.loss import reduced
-from fused.loss_autograd import watched
+from fused.loss_autograd import gradients_by_autograd, watched
 from fused.torch_internals.modes import is_autocasting
 
 Others = Sequence[Tensor | None]
@@ -95,7 +95,11 @@ class _LinearLoss(torch.autograd.Function):
         hidden, weight, bias, *others = ctx.saved_tensors
         unused = (None,) * (2 + len(others))
         if watched(g):
-            return *_by_autograd(ctx, g, (hidden, weight, bias), others), *unused
+
+            def expression(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+                return ctx.loss.expression(hidden, weight, bias, others)[0]
+
+            return *gradients_by_autograd(expression, (hidden, weight, bias), ctx.needs_input_grad[:3], g), *unused
         kept, ctx.gradients = ctx.gradients, None
         count, factor = ctx.loss.count(others), None
         if comes_with_gradients(ctx.loss.reduction, hidden) and not expects_one(ctx.loss.reduction, hidden):
@@ -116,18 +120,6 @@ def _gradients(
     """Compute the gradients of the operands, the logits anew, from those of the losses of the rows."""
     of_chunk = ctx.loss.of_chunks(weight.shape[0], others, ctx.backend)
     return sweep(hidden, weight, bias, of_chunk, ctx.chunk_rows, of_rows, ctx.needs_input_grad)[1]
-
-
-def _by_autograd(
-    ctx: Any, g: Tensor, operands: tuple[Tensor, Tensor, Tensor | None], others: Others
-) -> tuple[Tensor | None, ...]:
-    """Compute the gradients by autograd of the plain expression, for tracers and double backward."""
-    recorded = torch.is_grad_enabled()
-    wanted = [one for one, needed in zip(operands, ctx.needs_input_grad, strict=False) if one is not None and needed]
-    with torch.enable_grad():
-        result, *_ = ctx.loss.expression(*operands, others)
-    found = iter(torch.autograd.grad(result, wanted, g, create_graph=recorded))
-    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:3])
 
 
 # -- operands -------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -163,7 +163,11 @@ class _CrossEntropy(torch.autograd.Function):
         logits, targets, highest, lse, scale, count, class_weight = ctx.saved_tensors
         recorded = watched(g)
         if recorded and ctx.group is None:
-            return _by_autograd(loss, g, logits, targets, ctx.classes, class_weight), *(None,) * 7
+
+            def expression(logits: Tensor) -> Tensor:
+                return _expression(loss, logits, targets, ctx.classes, class_weight)[0]
+
+            return *gradients_by_autograd(expression, (logits,), (True,), g), *(None,) * 7
         if torch.is_grad_enabled() and not transformed():
             raise NotImplementedError(
                 "cross_entropy: logits sharded on the vocabulary have no second derivative; gather them first"
@@ -175,15 +179,27 @@ class _CrossEntropy(torch.autograd.Function):
         return dx, *(None,) * 7
 
 
-def _by_autograd(
-    loss: Loss, g: Tensor, logits: Tensor, targets: Tensor, classes: int, class_weight: Tensor | None
-) -> Tensor:
-    """Compute the gradient of the logits by autograd of the plain expression, for tracers and double backward."""
+def gradients_by_autograd(
+    expression: Callable[..., Tensor], operands: Sequence[Tensor | None], needed: Sequence[bool], g: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Differentiate ``expression(*operands)``, for tracers and double backward.
+
+    The gradients are those of the operands alone: each is a view of its own in the expression, since an operand may be
+    computed from another one, or be the same tensor.
+
+    Args:
+        expression: the result in plain differentiable operations.
+        operands: its arguments.
+        needed: which operands get a gradient.
+        g: the gradient of the result.
+    """
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():
-        result, *_ = _expression(loss, logits, targets, classes, class_weight)
-    (gradient,) = torch.autograd.grad(result, logits, g, create_graph=recorded)
-    return gradient
+        own = [None if each is None else each.view_as(each) for each in operands]
+        result = expression(*own)
+    wanted = [each for each, one in zip(own, needed, strict=True) if each is not None and one]
+    found = iter(torch.autograd.grad(result, wanted, g, create_graph=recorded))
+    return tuple(next(found) if one and each is not None else None for each, one in zip(own, needed, strict=True))
 
 
 def watched(g: Tensor) -> bool:

@@ -87,3 +87,24 @@ def test_a_row_without_a_key_is_written_out() -> None:
     q, k, v = (torch.randn(1, 2, LENGTH, 8, requires_grad=True) for _ in range(3))
     mask = causal().index_fill(2, torch.tensor(2), LOWEST)
     assert module._by_kernel((q, k, v, None, mask), mask, 0.0, 1.0, False) is None
+
+
+@pytest.mark.parametrize(
+    "operands",
+    [
+        lambda x: (x, x, x),
+        lambda x: (x, F.normalize(x, dim=-1), x.flip(-1)),
+        lambda x: (x.tanh(), x, x),
+        lambda x: (x[:, :1].expand_as(x), x, x.sin()),
+    ],
+    ids=["one tensor", "of each other", "keys are values", "views"],
+)
+def test_gradients_of_both_orders_where_operands_are_computed_from_each_other(operands: Any) -> None:
+    def derivatives(attention: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        x = torch.randn(2, 4, 7, 16, dtype=torch.float64, requires_grad=True)
+        (first,) = torch.autograd.grad(attention(*operands(x)).sin().sum(), x, create_graph=True)
+        return [first, *torch.autograd.grad(first.sin().sum(), x)]
+
+    ours = derivatives(lambda q, k, v: module.attention(q, k, v, None, None, scale=0.25))
+    torch.testing.assert_close(ours, derivatives(lambda q, k, v: F.softmax(q @ k.mT * 0.25, -1) @ v))

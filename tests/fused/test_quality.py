@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -152,6 +153,34 @@ def test_gradients_of_both_orders(case: Case) -> None:
     given = leaves(case, sample(case, 2, 3))
     assert gradcheck(closed(case), given, check_forward_ad=not case.random, check_batched_grad=not case.random)
     assert gradgradcheck(closed(case), given)
+
+
+@every_case
+def test_gradients_of_both_orders_where_an_operand_is_computed_from_another(case: Case) -> None:
+    """Such as a tied weight, or keys that are values; where the sizes are the same, both are one tensor, too."""
+    inputs = sample(case, 2, 3)
+    for one, other in itertools.permutations(case.differentiable(inputs), 2):
+        ways = [lambda a, b: b + a.sin().mean()]
+        if inputs[one].shape == inputs[other].shape:
+            ways.append(lambda a, b: a)
+        for way in ways:
+            ours, theirs = (_tied_gradients(case, each, inputs, one, other, way) for each in (case.op, case.eager))
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11, msg=lambda text: f"{one}, {other}: {text}")
+
+
+def _tied_gradients(
+    case: Case, function: Function, inputs: Sequence[Tensor], one: int, other: int, way: Callable[..., Tensor]
+) -> list[Tensor]:
+    """First and second derivatives where ``way`` computes an operand from another one."""
+    given = list(leaves(case, inputs))
+    wanted = [t for t in given if t.requires_grad]
+    operands = list(given)
+    operands[other] = way(given[one], given[other])
+    found = sum(out.sin().sum() for out in results(function, *operands))
+    first = torch.autograd.grad(found, wanted, create_graph=True, allow_unused=True)
+    again = sum(each.sin().sum() for each in first if each is not None)
+    second = torch.autograd.grad(again, wanted, allow_unused=True)
+    return [each.detach() for each in (*first, *second) if each is not None]
 
 
 @every_case
