@@ -381,15 +381,16 @@ def state_of(module: nn.Module) -> ScheduledState | None:
 
 @contextmanager
 def without_new_graphs(root: nn.Module) -> Iterator[None]:
-    """Forget graphs made for calls in the block: they would count toward :data:`MAX_ADAPTATIONS`."""
+    """Forget graphs made for calls in the block, which count toward :data:`MAX_ADAPTATIONS`; not why none was made."""
     states = [state for module in root.modules() if (state := state_of(module)) is not None]
     before = [state.adaptations for state in states]
     try:
         yield
     finally:
         for state, adaptations in zip(states, before, strict=True):
+            declined = [each for each in state.adaptations[len(adaptations) :] if not each.specializations]
             if state.adaptations is not adaptations:
-                state.adaptations = adaptations
+                state.adaptations = (*adaptations, *declined)
                 state.select = state._dispatch()
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from schedule.capture.examples.shapes import other_shapes
 from schedule.util.errors import ScheduleError, VerificationError
 from schedule.util.indices import indices_checked
+from schedule.util.internal_errors import InternalError, contained
 from schedule.util.named_values import named_tensors, shapes_of
 from schedule.util.user_code import UserCodeError, raised_by, user_code
 from schedule.util.wording import counted
@@ -112,6 +113,11 @@ def check_case(
     try:
         with user_code(), original(), indices_checked((case.batch, tuple(a.parameters()))):
             reference = observe(a, case, tolerance)
+    except InternalError as internal:
+        if required:
+            raise
+        report.skipped.append(f"{described}: left out after an {contained(internal).why}")
+        return None, None
     except (ScheduleError, UserCodeError) as failed:
         error = raised_by(failed)
         if required:

@@ -49,13 +49,18 @@ def perturb_slightly(model: nn.Module, attempt: int) -> None:
     """Perturb every floating parameter by a few roundings, in another direction for each ``attempt``."""
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
-            size = SHIFT * torch.finfo(parameter.dtype).eps
-            parameter.add_(parameter * _noise(f"{name} {attempt}", parameter), alpha=size)
+            size, noise = SHIFT * torch.finfo(parameter.dtype).eps, _noise(f"{name} {attempt}", parameter)
+            if parameter.dtype.itemsize == 1:  # torch does not compute in 8 bits
+                parameter.copy_(parameter.float() * (1 + size * noise.float()))
+            else:
+                parameter.add_(parameter * noise, alpha=size)
 
 
 def _stirred(name: str, value: torch.Tensor) -> torch.Tensor:
     if value.numel() == 0:
         return value.clone()
+    if value.dtype.itemsize == 1:
+        return _stirred(name, value.float()).to(value.dtype)
     if value.ndim < 2:
         return value + SPREAD * _noise(name, value)
     fan_in = value.numel() / value.shape[0]
