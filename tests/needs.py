@@ -23,6 +23,12 @@ def needs_architectures(*names: str) -> pytest.MarkDecorator:
     return needs(not missing, ", ".join(missing))
 
 
+needs_default_qwen2_vl = needs(
+    hasattr(transformers.Qwen2VLTextConfig, "ignore_keys_at_rope_validation"),
+    "qwen2_vl that runs with its default config",
+)
+
+
 def needs_torch(release: str, instead: str) -> pytest.MarkDecorator:
     """Skip a test before a release of torch; ``instead`` is what those before have."""
     is_before = Version(torch.__version__).release < Version(release).release

@@ -21,8 +21,8 @@ from fused.torch_internals.tensors import FakeTensor, FakeTensorMode
 
 Tensor = torch.Tensor
 
-
 _UNFINISHED = re.compile(r"(?P<library>/.*\.so): (file too short|invalid ELF header)")
+"""What the loader of Linux says of a library that is not whole."""
 
 
 class _NotStorable(Exception):

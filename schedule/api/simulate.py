@@ -23,7 +23,7 @@ from schedule.distributed.tensor_parallel.modules import sharding_of
 from schedule.util.errors import ScheduleError, ShardError
 from schedule.util.generators import generators_restored
 from schedule.util.named_values import limit_of
-from schedule.util.user_code import UserCodeError, user_code
+from schedule.util.user_code import UserCodeError, raised_by, user_code
 
 LIMIT = 60.0
 
@@ -139,7 +139,7 @@ def _on_threads(group: SimulatedRanks, steps: Sequence[Callable[[], Any]]) -> li
             with group.running(rank), user_code():
                 results[rank] = steps[rank]()
         except (ScheduleError, UserCodeError) as failed:  # raised again below
-            errors[rank] = failed.error if isinstance(failed, UserCodeError) else failed
+            errors[rank] = raised_by(failed)
             group.leave()
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(steps))]

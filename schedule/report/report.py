@@ -19,7 +19,7 @@ from schedule.report.costs import Cost, TimeRatio
 from schedule.report.entries import STATUSES, Entry, Status, paths_of, rows_of
 from schedule.report.headline import Figure, Tone
 from schedule.report.pictures.page import section
-from schedule.runtime.scheduled import Adaptation, state_of, uncounted
+from schedule.runtime.scheduled import Adaptation, state_of, states_in, uncounted
 from schedule.util.errors import NotApplicable
 from schedule.util.files import refuse_unwritable, write
 from schedule.util.internal_errors import INTERNAL
@@ -153,8 +153,7 @@ class Report:
     @property
     def internal_errors(self) -> list[str]:
         """Distinct errors of this package's own code, of scheduling and of calls since; the model ran without it."""
-        states = [state for module in self.model.modules() if (state := state_of(module)) is not None]
-        running = [why for state in states for why in state.internal_errors]
+        running = [why for state in states_in(self.model) for why in state.internal_errors]
         running += [why for notes in self.declined.values() for why in notes if why.startswith(INTERNAL)]
         return list(headline.internal_errors(self.entries, running))
 

@@ -236,7 +236,8 @@ class ScheduledState:
     ) -> Selected | None:
         """Return a graph for a call that none tried before takes, made now if there is none, or None if impossible.
 
-        After an internal error it returns the reason, and the module does not adapt any more.
+        If there are enough graphs it returns the reason; after an internal error too, and the module does not adapt any
+        more.
         """
         if torch.compiler.is_compiling():
             return None
@@ -379,17 +380,22 @@ def state_of(module: nn.Module) -> ScheduledState | None:
     return vars(module).get(STATE)
 
 
+def states_in(root: nn.Module) -> list[ScheduledState]:
+    """Return the states of the scheduled modules in ``root``, itself included."""
+    return [state for module in root.modules() if (state := state_of(module)) is not None]
+
+
 @contextmanager
 def without_new_graphs(root: nn.Module) -> Iterator[None]:
     """Forget graphs made for calls in the block, which count toward :data:`MAX_ADAPTATIONS`; not why none was made."""
-    states = [state for module in root.modules() if (state := state_of(module)) is not None]
+    states = states_in(root)
     before = [state.adaptations for state in states]
     try:
         yield
     finally:
         for state, adaptations in zip(states, before, strict=True):
-            declined = [each for each in state.adaptations[len(adaptations) :] if not each.specializations]
             if state.adaptations is not adaptations:
+                declined = [each for each in state.adaptations[len(adaptations) :] if not each.specializations]
                 state.adaptations = (*adaptations, *declined)
                 state.select = state._dispatch()
 
@@ -397,7 +403,7 @@ def without_new_graphs(root: nn.Module) -> Iterator[None]:
 @contextmanager
 def uncounted(root: nn.Module) -> Iterator[None]:
     """Keep our own calls of ``root`` from counting as fallbacks or warning."""
-    states = [state for module in root.modules() if (state := state_of(module)) is not None]
+    states = states_in(root)
     fallbacks = [state.fallbacks for state in states]
     try:
         with warnings.catch_warnings():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dis
 import functools
 import os
-import sys
 import traceback
 import types
 import warnings
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 
 from fused.versions import untested_releases, versions_text
 from schedule.util.errors import ScheduleError
-from schedule.util.own_code import PACKAGES
+from schedule.util.own_code import PACKAGES, is_outside
 
 E = TypeVar("E", bound=BaseException)
 
@@ -165,14 +164,8 @@ def _innermost(error: BaseException) -> types.TracebackType | None:
 def _recurs_outside(error: RecursionError) -> bool:
     """Check whether a user's function runs inside itself: which frame then meets the limit tells nothing."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    users = Counter(frame.f_code for frame in frames if _is_users(frame))
+    users = Counter(frame.f_code for frame in frames if not is_outside(frame.f_globals.get("__name__")))
     return max(users.values(), default=0) > _DEEP
-
-
-def _is_users(frame: types.FrameType) -> bool:
-    root = str(frame.f_globals.get("__name__")).partition(".")[0]
-    ours = frame.f_code.co_filename.startswith((*PACKAGES, *_GENERATED))
-    return not ours and root != "torch" and (root == "__main__" or root not in sys.stdlib_module_names)
 
 
 def _own_frame(error: BaseException) -> str | None:

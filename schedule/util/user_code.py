@@ -22,13 +22,7 @@ class UserCodeError(Exception):
 
 
 def raised_by(error: ScheduleError | UserCodeError) -> Exception:
-    """Return what was raised under :func:`user_code`, without the wrapper.
-
-    Raises:
-        InternalError: it was our own code that failed.
-    """
-    if isinstance(error, InternalError):
-        raise error
+    """Return what was raised under :func:`user_code`, without the wrapper."""
     return error.error if isinstance(error, UserCodeError) else error
 
 

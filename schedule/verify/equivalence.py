@@ -158,6 +158,8 @@ def _observed(
     try:
         with user_code():
             other = observe(model, case, tolerance, reference)
+    except InternalError:
+        raise
     except (ScheduleError, UserCodeError) as failed:
         error = raised_by(failed)
         why = f"raises {type(error).__name__}, the original does not: {_short(error)}"

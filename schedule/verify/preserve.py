@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from schedule.capture.snapshots import Snapshot, modes_restored
-from schedule.runtime.scheduled import state_of
+from schedule.runtime.scheduled import states_in
 from schedule.util.generators import generator_states, restore_generators
 
 
@@ -28,7 +28,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     copies = _copies(data)
     grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     state = Snapshot({"self": model}, known=tensors)
-    unused = [(own, own.unused) for module in model.modules() if (own := state_of(module)) is not None]
+    unused = [(own, own.unused) for own in states_in(model)]
     try:
         for tensor, copy in zip(tensors, copies, strict=True):
             if _is_plain(tensor.data):

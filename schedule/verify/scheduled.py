@@ -13,7 +13,7 @@ from schedule.distributed.tensor_parallel.modules import is_sharded, ranks_shari
 from schedule.primitives.fork_rng import draws_apart
 from schedule.runtime.scheduled import without_new_graphs
 from schedule.util.errors import ScheduleError, VerificationError
-from schedule.util.user_code import UserCodeError, user_code
+from schedule.util.user_code import UserCodeError, raised_by, user_code
 from schedule.verify.bisection import Undoable, first_failing_step, undone
 from schedule.verify.equivalence import cases, check_case, empty_report, refuse_meta
 from schedule.verify.observe import Case, Observation, OptimizerFactory
@@ -120,7 +120,7 @@ class Verification:
                 mode = f"{case.mode} mode" if case.dropout else f"{case.mode} mode without dropout"
                 own = f"{result.worst} in {mode}, {case.weights} weights, {case.shapes}"
         except (ScheduleError, UserCodeError) as failed:
-            error = failed.error if isinstance(failed, UserCodeError) else failed
+            error = raised_by(failed)
             if verdicts is None:
                 raise error from error.__cause__
             own = f"raises {type(error).__name__}: {error}"

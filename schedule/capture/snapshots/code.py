@@ -6,23 +6,16 @@ The search includes the functions and methods named in its code: functions of it
 from __future__ import annotations
 
 import functools
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from schedule.util.caching import cached_by_class
+from schedule.util.own_code import is_outside
 
-_OURS = ("torch", "schedule", "fused")
+_OURS = ("schedule", "fused")
 _PLAIN_FROM = ("builtins", "collections", "types", "functools")
 _PASSED_BY = (types.ModuleType, types.BuiltinFunctionType)
-
-
-@functools.cache
-def is_outside(module: str | None) -> bool:
-    """Check whether a Python module is library code: torch, the standard library, or this package."""
-    top = (module or "builtins").partition(".")[0]
-    return top in _OURS or (top in sys.stdlib_module_names and top != "__main__")
 
 
 @functools.lru_cache(maxsize=8192)
@@ -30,7 +23,7 @@ def is_passed_by(cls: type) -> bool:
     """Check whether objects of ``cls`` are not searched: parts of torch and of this package."""
     if cls.__module__.partition(".")[0] == "torch":
         return True
-    return any(base.__module__.partition(".")[0] in _OURS[1:] for base in cls.__mro__)
+    return any(base.__module__.partition(".")[0] in _OURS for base in cls.__mro__)
 
 
 @functools.lru_cache(maxsize=8192)

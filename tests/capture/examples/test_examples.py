@@ -15,7 +15,7 @@ from schedule.capture.examples import example_inputs
 from schedule.capture.examples.configs import Configs
 from schedule.util.errors import NotApplicable
 from tests.fingerprint import fingerprint
-from tests.needs import needs, needs_architectures
+from tests.needs import needs, needs_architectures, needs_default_qwen2_vl
 from tests.small import small
 from tests.sweep.models import build
 from tests.zoo import ARCHITECTURES
@@ -86,9 +86,8 @@ def _has_default(config: type[hf.PreTrainedConfig]) -> bool:
         return False
 
 
-_SECTIONS = hasattr(hf.Qwen2VLTextConfig, "ignore_keys_at_rope_validation")
 _MARKS = {
-    "qwen2_vl": needs(_SECTIONS, "qwen2_vl that runs with its default config"),
+    "qwen2_vl": needs_default_qwen2_vl,
     "speech-encoder-decoder": needs(_has_default(hf.SpeechEncoderDecoderConfig), "default SpeechEncoderDecoderConfig"),
 }
 OF_KINDS = {name: pytest.param(name, marks=_MARKS.get(name, needs_architectures(name))) for name in KINDS}

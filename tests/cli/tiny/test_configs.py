@@ -8,7 +8,7 @@ import transformers as hf
 from fxschedule.cli.tiny.configs import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
 from schedule.report.entries import Entry
 from schedule.util.errors import VerificationError
-from tests.needs import needs, needs_architectures
+from tests.needs import needs_architectures, needs_default_qwen2_vl
 from tests.sweep.coverage import COVERAGE, summary
 from tests.sweep.models import NotBuilt, architectures, model_class
 from tests.sweep.one import Result, _counts_of, _reasons
@@ -55,7 +55,7 @@ def test_stages_keep_their_ratios() -> None:
     assert len(small["depths"]) == 4
 
 
-@needs(hasattr(hf.Qwen2VLTextConfig, "ignore_keys_at_rope_validation"), "qwen2_vl that runs with its default config")
+@needs_default_qwen2_vl
 def test_sections_of_positions_fill_half_a_head() -> None:
     small = shrink(hf.Qwen2VLConfig().to_dict())["text_config"]
     assert sum(small["rope_parameters"]["mrope_section"]) == WIDTH // HEADS // 2
