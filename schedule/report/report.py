@@ -126,7 +126,9 @@ class Report:
             self.timing = self.time_ratio(rounds, advance)
         return self.timing
 
-    def verify(self, batch: Any = None, steps: int = 5, *, training: bool = True) -> EquivalenceReport:
+    def verify(
+        self, batch: Any = None, steps: int = 5, *, training: bool = True, create_graph: bool | None = None
+    ) -> EquivalenceReport:
         """Compare the model with the original, as :func:`schedule.verify` does.
 
         The report shows the result afterwards.
@@ -135,6 +137,7 @@ class Report:
             batch: inputs of the model; if None, those it was optimized with.
             steps: optimizer steps for the comparison of updates.
             training: False to compare in eval mode and without gradients only.
+            create_graph: whether to differentiate the norm of the gradient too; by default with ``steps=1``.
 
         Raises:
             VerificationError: they differ.
@@ -143,7 +146,7 @@ class Report:
         if self.schedule is None:
             raise _made_by_hand("verify")
         batch = self.schedule.tree.graphs.example_inputs if batch is None else batch
-        verification = Verification(self.schedule, batch, steps, training=training)
+        verification = Verification(self.schedule, batch, steps, training=training, create_graph=create_graph)
         try:
             with uncounted(self.model):
                 return verification.check()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from schedule.util.named_values import Plain, limit_of
-from schedule.verify.observe import Observation, as_real, largest_rms, rms
+from schedule.verify.observe import Named, Observation, as_real, largest_rms, rms
 from schedule.verify.report import Deviation, missing
 from schedule.verify.tolerances import Tolerance
 
@@ -17,6 +17,7 @@ fourth of its maximum. A small error everywhere, such as the other GELU, exceeds
 _MANY = 256
 
 TRAINED = "output after training"
+SECOND = "gradient of the gradient norm"
 
 
 def compare(reference: Observation, other: Observation, tolerance: Tolerance) -> list[Deviation]:
@@ -32,6 +33,7 @@ def compare(reference: Observation, other: Observation, tolerance: Tolerance) ->
     floor = tolerance.floor * largest_rms(reference.gradients)
     found += _values("gradient", reference.gradients, other.gradients, tolerance.gradient, floor)
     found += _input_gradients(reference, other, tolerance)
+    found += _second_gradients(reference, other, tolerance)
     found += _updates(reference, other, tolerance)
     found += _trained(reference, other, tolerance)
     return sorted(found, key=lambda deviation: -deviation.excess)
@@ -79,18 +81,27 @@ def _described(value: torch.Tensor | Plain) -> str:
 
 
 def _input_gradients(reference: Observation, other: Observation, tolerance: Tolerance) -> Iterator[Deviation]:
-    # For an input, no gradient and zeros are equivalent: no optimizer reads it.
-    for name, grad in reference.input_gradients.items():
-        if name not in other.input_gradients:
-            continue
-        theirs = other.input_gradients[name]
-        if grad is None and theirs is None:
-            continue
-        grad = torch.zeros_like(theirs) if grad is None and theirs is not None else grad
-        theirs = torch.zeros_like(grad) if theirs is None and grad is not None else theirs
-        if grad is not None and theirs is not None:
-            floor = tolerance.floor * 1e-3 * rms(grad)
-            yield _tensor("input gradient", name, grad, theirs, tolerance.gradient, floor)
+    for name, ours, theirs in _none_as_zeros(reference.input_gradients, other.input_gradients):
+        floor = tolerance.floor * 1e-3 * rms(ours)
+        yield _tensor("input gradient", name, ours, theirs, tolerance.gradient, floor)
+
+
+def _second_gradients(reference: Observation, other: Observation, tolerance: Tolerance) -> Iterator[Deviation]:
+    if other.once_differentiable and not reference.once_differentiable:
+        yield missing(SECOND, "", f"raises, the original's does not: {other.once_differentiable}")
+    floor = tolerance.floor * largest_rms(reference.second_gradients)
+    for name, ours, theirs in _none_as_zeros(reference.second_gradients, other.second_gradients):
+        yield _tensor(SECOND, name, ours, theirs, tolerance.gradient, floor)
+
+
+def _none_as_zeros(ours: Named, theirs: Named) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Pair gradients that no optimizer reads: none and zeros are equivalent there."""
+    for name in ours.keys() & theirs.keys():
+        a, b = ours[name], theirs[name]
+        if a is not None:
+            yield name, a, torch.zeros_like(a) if b is None else b
+        elif b is not None:
+            yield name, torch.zeros_like(b), b
 
 
 def _tensor(kind: str, name: str, ours: torch.Tensor, theirs: torch.Tensor, allowed: float, floor: float) -> Deviation:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, get_args
 
 from torch import nn
@@ -16,7 +18,7 @@ from schedule.util.internal_errors import InternalError, contained
 from schedule.util.named_values import named_tensors, shapes_of
 from schedule.util.user_code import UserCodeError, raised_by, user_code
 from schedule.util.wording import counted
-from schedule.verify.compare import TRAINED, compare
+from schedule.verify.compare import SECOND, TRAINED, compare
 from schedule.verify.observe import Case, Mode, Observation, OptimizerFactory, Weights, observe
 from schedule.verify.report import CaseResult, Deviation, EquivalenceReport, missing
 from schedule.verify.tolerances import Tolerance, tolerance_for
@@ -31,6 +33,7 @@ def equivalent(
     tolerance: Tolerance | None = None,
     optimizer: OptimizerFactory | None = None,
     training: bool = True,
+    create_graph: bool | None = None,
 ) -> EquivalenceReport:
     """Compare ``b`` with ``a``, the reference, in training and in inference.
 
@@ -49,6 +52,8 @@ def equivalent(
         optimizer: makes an optimizer from a list of parameters; AdamW by default.
         training: whether the models are trained. If False, both run in eval mode and without gradients only, for
             models that cannot be trained; the report lists what is left out.
+        create_graph: whether to differentiate the norm of the gradient too, in train mode on ``batch``, as with
+            ``create_graph=True``; by default with ``steps=1``.
 
     Returns:
         a report, true exactly if everything was within tolerance. It stops at the first failing case.
@@ -61,7 +66,7 @@ def equivalent(
     refuse_meta(batch, a, b)
     tolerance = tolerance or tolerance_for(a)
     report = empty_report(training)
-    for index, case in enumerate(cases(batch, steps, optimizer, training)):
+    for index, case in enumerate(cases(batch, steps, optimizer, training, create_graph)):
         result, _ = check_case(case, a, b, tolerance, report, required=index == 0)
         if result is not None and not result.equal:
             break
@@ -74,7 +79,12 @@ def empty_report(training: bool) -> EquivalenceReport:
 
 
 def cases(
-    batch: Any, steps: int, optimizer: OptimizerFactory | None, training: bool, multiple: int = 1
+    batch: Any,
+    steps: int,
+    optimizer: OptimizerFactory | None,
+    training: bool,
+    create_graph: bool | None,
+    multiple: int = 1,
 ) -> Iterator[Case]:
     """Yield the given batch with own and perturbed weights, then other shapes with own ones.
 
@@ -83,9 +93,11 @@ def cases(
     weights: tuple[Weights, ...] = get_args(Weights)
     modes: tuple[Mode, ...] = ("eval", "train") if training else ("eval",)
     plans = [(batch, each) for each in weights] + [(other, weights[0]) for other in other_shapes(batch, multiple)]
+    twice = training and (steps == 1 if create_graph is None else create_graph)
     for chosen, weight in plans:
         for mode in modes:
-            yield Case(mode, weight, chosen, shapes_of(chosen), steps, optimizer, training=training)
+            case = Case(mode, weight, chosen, shapes_of(chosen), steps, optimizer, training=training)
+            yield replace(case, create_graph=twice and mode == "train" and chosen is batch)
 
 
 def check_case(
@@ -133,6 +145,8 @@ def check_case(
             )
         report.skipped.append(f"{described}: {reference.unusable}")
         return None, None
+    if reference.once_differentiable:
+        report.skipped.append(f"{described}, {SECOND}: the original raises {reference.once_differentiable}")
     other, deviations = _observed(reference, case, b, tolerance)
     if alone and any(_may_be_rounding(deviation) for deviation in deviations):
         with original():
@@ -204,14 +218,14 @@ def _told(
     deviations: list[Deviation], a: nn.Module, case: Case, tolerance: Tolerance, reference: Observation
 ) -> list[Deviation]:
     """Drop deviations above the tolerance if they are no larger than the effect of rounding on the original."""
-    noise: dict[tuple[str, str], float] = {}
+    noise: defaultdict[tuple[str, str], float] = defaultdict(float)
     told = deviations
     if any(own.excess > 1.0 for own in compare(reference, observe(a, case, tolerance, reference), tolerance)):
         return deviations  # not reproducible: this is not rounding
     for attempt in range(1, _ATTEMPTS + 1):
         for own in compare(reference, observe(a, case, tolerance, reference, perturbed_slightly=attempt), tolerance):
             value = own.kind, own.name
-            noise[value] = max(noise.get(value, 0.0), own.excess)
+            noise[value] = max(noise[value], own.excess)
         told = [d for d in deviations if not (_may_be_rounding(d) and d.excess <= _ALIKE * noise[d.kind, d.name])]
         if not any(map(_may_be_rounding, told)):
             break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,6 +49,7 @@ class Case:
         dropout: in train mode, whether dropout is on.
         forked: whether modules draw random numbers of each rank, so that torch's generators are elsewhere afterwards.
         training: whether to compute gradients and take steps; without, the model runs without gradients.
+        create_graph: whether to differentiate the gradients as well.
     """
 
     mode: Mode
@@ -60,6 +61,7 @@ class Case:
     dropout: bool = True
     forked: bool = False
     training: bool = True
+    create_graph: bool = False
 
 
 @dataclass
@@ -74,6 +76,8 @@ class Observation:
     inputs_after: Named = field(default_factory=dict)
     gradients: Named = field(default_factory=dict)
     input_gradients: Named = field(default_factory=dict)
+    second_gradients: Named = field(default_factory=dict)
+    once_differentiable: str = ""
     updates: Named = field(default_factory=dict)
     buffers: Named = field(default_factory=dict)
     parameter_names: set[str] = field(default_factory=set)
@@ -128,6 +132,8 @@ def observe(
             seen.trainable = reference.trainable if reference else set()
             seen.gradients = _in_names_of_state(model, seen.gradients)
             seen.updates = _in_names_of_state(model, seen.updates)
+            inputs = {name: g for name, g in seen.second_gradients.items() if name not in parameters}
+            seen.second_gradients = inputs | _in_names_of_state(model, seen.second_gradients)
     return seen
 
 
@@ -159,6 +165,8 @@ def _train(
     seen.loss = float(loss.detach()) if loss is not None else 0.0
     # Clones: AdamW does not write to gradients, but another optimizer may.
     seen.gradients = {name: _taken(p.grad) for name, p in trainable.items()}
+    if case.create_graph:
+        _second_pass(model, case, trainable, seen)
     if not case.steps or not trainable or loss is None:
         return
     if updates is not None:
@@ -211,6 +219,40 @@ def _first_pass(model: nn.Module, case: Case, seen: Observation) -> torch.Tensor
     seen.drew = any(not torch.equal(state, seeded[name]) for name, state in states.items())
     seen.generators = {} if case.forked else states
     return loss
+
+
+def _second_pass(model: nn.Module, case: Case, trainable: Mapping[str, nn.Parameter], seen: Observation) -> None:
+    """Differentiate the norm of the gradient, as gradient penalties and Hessian-vector products do.
+
+    The norm is over all parameters and floating inputs together, so it does not depend on how parameters are merged.
+    A model that torch cannot differentiate twice is noted in ``once_differentiable``.
+    """
+    seed_all(_SEED)
+    batch, leaves = copied(case.batch)
+    loss = loss_of(call(model, batch))
+    if loss is None:
+        return
+    operands = {**trainable, **{f"input {name}": leaf for name, leaf in leaves.items()}}
+    before = [parameter.grad for parameter in trainable.values()]
+    try:
+        first = torch.autograd.grad(loss, list(operands.values()), create_graph=True, allow_unused=True)
+        squares = [_square(full(g)) for g in first if g is not None and g.requires_grad]
+        if squares:
+            square = torch.stack(squares).sum()
+            norm = square / square.detach().sqrt().clamp_min(1e-300)  # a norm of zero has no derivative
+            for operand in operands.values():
+                operand.grad = None
+            norm.backward()  # autograd.grad would pass over what raises and leads to no operand
+            seen.second_gradients = {name: _taken(operand.grad) for name, operand in operands.items()}
+    except RuntimeError as error:  # torch has several ways to say that a backward has no derivative
+        seen.once_differentiable = str(error).strip().splitlines()[0][:200]
+    finally:
+        for parameter, grad in zip(trainable.values(), before, strict=True):
+            parameter.grad = grad
+
+
+def _square(gradient: torch.Tensor) -> torch.Tensor:
+    return as_real(gradient).double().pow(2).sum()
 
 
 def _tensor_states(model: nn.Module) -> dict[str, torch.Tensor]:

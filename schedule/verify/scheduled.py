@@ -15,6 +15,7 @@ from schedule.runtime.scheduled import without_new_graphs
 from schedule.util.errors import ScheduleError, VerificationError
 from schedule.util.user_code import UserCodeError, raised_by, user_code
 from schedule.verify.bisection import Undoable, first_failing_step, undone
+from schedule.verify.compare import SECOND
 from schedule.verify.equivalence import cases, check_case, empty_report, refuse_meta
 from schedule.verify.observe import Case, Observation, OptimizerFactory
 from schedule.verify.report import CaseResult, EquivalenceReport
@@ -43,8 +44,9 @@ class Verification:
         optimizer: OptimizerFactory | None = None,
         limit: float = 300.0,
         training: bool = True,
+        create_graph: bool | None = None,
     ) -> None:
-        self._limit, self._training = limit, training
+        self._limit, self._training, self._create_graph = limit, training, create_graph
         self._sch, self._batch, self._steps = sch, batch, steps
         self._tolerance, self._optimizer = tolerance, optimizer
         self.report = empty_report(training)
@@ -73,7 +75,8 @@ class Verification:
 
     def _cases(self) -> Iterator[Case]:
         multiple = ranks_sharing_evenly(self._sch.module)
-        return cases(self._batch, self._steps, self._optimizer, self._training, multiple)
+        twice = self._create_graph if getattr(self._sch, "mesh", None) is None else False
+        return cases(self._batch, self._steps, self._optimizer, self._training, twice, multiple)
 
     def _case(
         self, case: Case, tolerance: Tolerance, *, required: bool, alone: bool
@@ -88,6 +91,8 @@ class Verification:
         """Compare on every rank of a mesh: all of them pass or fail together, case by case."""
         sch, verdicts = self._sch, verdicts_of(mesh, self._limit)
         tolerance = self._tolerance or tolerance_for(sch.module)
+        if self._create_graph:
+            self.report.skipped.append(f"{SECOND}: left out, because gradients are sharded on a mesh")
         forked = draws_apart(sch.module)
         apart = forked or is_sharded(sch.module)
         with limited(mesh, self._limit):
@@ -156,6 +161,7 @@ def verify(
     optimizer: OptimizerFactory | None = None,
     limit: float = 300.0,
     training: bool = True,
+    create_graph: bool | None = None,
 ) -> Verification:
     """Check the scheduled model against the original, in the sense of :func:`equivalent`.
 
@@ -181,12 +187,14 @@ def verify(
         limit: on a mesh of several ranks, which must all call this: seconds one rank waits for another.
         training: whether the model is trained. If False, it runs in eval mode and without gradients only, for a model
             that cannot be trained; the report lists what is left out.
+        create_graph: whether to differentiate the norm of the gradient too, in train mode on ``batch``, as with
+            ``create_graph=True``; by default with ``steps=1``, and never on a mesh, where gradients are sharded.
 
     Raises:
         VerificationError: they differ. Names the primitive that broke the model, the worst tensor, mode and shapes;
             on a mesh also the ranks that differ, on every rank.
     """
-    verification = Verification(sch, batch, steps, tolerance, optimizer, limit, training)
+    verification = Verification(sch, batch, steps, tolerance, optimizer, limit, training, create_graph)
     verification.check()
     return verification
 
@@ -218,8 +226,9 @@ def _error(
             fix="make its random numbers come from torch's, numpy's or Python's global generator",
         )
     index, description = found
+    unneeded = ", if none is needed create_graph=False" if result.worst and result.worst.kind == SECOND else ""
     return VerificationError(
         f"{description} changed what the model computes: {result.worst}",
         where=f"{where}; step {index + 1} of {len(sch.history)}{others}",
-        fix="undo that primitive, or correct its replacement; if only rounding differs, pass tolerance=",
+        fix=f"undo that primitive, or correct its replacement; if only rounding differs, pass tolerance={unneeded}",
     )

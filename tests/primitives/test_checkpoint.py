@@ -71,6 +71,22 @@ def test_outputs_and_gradients_are_the_same_to_the_bit(name: str) -> None:
     assert not same(trained(sch.module, batch), trained(twin, batch))
 
 
+def test_it_is_differentiated_several_times() -> None:
+    sch, twin, batch = scheduled("gpt2")
+    sch["transformer.h.*"].checkpoint()
+
+    def gradients(model: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        loss, parameters = model(**batch).loss, list(model.parameters())
+        loss.backward(retain_graph=True)
+        first = torch.autograd.grad(loss, parameters, create_graph=True)
+        sum(grad.pow(2).sum() for grad in first).backward()
+        return [parameter.grad for parameter in parameters]
+
+    for ours, theirs in zip(gradients(sch.module), gradients(twin), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_a_recomputation_without_the_random_state_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     sch, twin, batch = scheduled("gpt2")
     sch["transformer.h.*"].checkpoint()

@@ -86,7 +86,7 @@ def test_without_a_rule(sch: Schedule, compiler: str | None) -> None:
     (region,) = [t for t in targets(attn) if isinstance(t, Region)]
     assert isinstance(region, CompiledRegion) == (compiler == "inductor")
     assert region.__name__ == "scores"
-    assert schedule.verify(sch, ids(), steps=1)
+    assert schedule.verify(sch, ids(), steps=1, create_graph=compiler != "inductor")
     twin = pickle.loads(pickle.dumps(copy.deepcopy(sch.module)))
     assert torch.allclose(twin.eval()(**ids()), sch.module.eval()(**ids()), atol=1e-6)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -91,11 +92,26 @@ def _contexts(modules: list[nn.Module]) -> tuple[AbstractContextManager[Any], Ab
 
     torch's checkpoint restores torch's own generators.
     """
-    return nullcontext(), _replaying(_others(), modules)
+    return nullcontext(), _Replaying(_others(), modules)
 
 
 def _others() -> dict[str, Any]:
     return {name: state for name, state in generator_states(_NOWHERE).items() if name in ("python", "numpy")}
+
+
+@dataclass
+class _Replaying(AbstractContextManager[None]):
+    """Context of each recomputation; ``retain_graph`` and ``create_graph`` lead to several."""
+
+    states: dict[str, Any]
+    modules: list[nn.Module]
+
+    def __enter__(self) -> None:
+        self._current = _replaying(self.states, self.modules)
+        self._current.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._current.__exit__(*error)
 
 
 @contextmanager
