@@ -303,6 +303,11 @@ TABLE: tuple[Assumption, ...] = (
         "each call checks autocast of its device",
     ),
     Assumption(
+        "cached parametrizations",
+        ("torch.nn.utils.parametrize._cache_enabled",),
+        "models must not be scheduled, or called in new ways, inside of torch.nn.utils.parametrize.cached()",
+    ),
+    Assumption(
         "selective checkpoints",
         ("torch.utils.checkpoint._CachingTorchDispatchMode", "torch.utils.checkpoint._CachedTorchDispatchMode"),
         "fused ops run their formulas inside selective checkpoints",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ __all__ = [
     "NO_TORCH_FUNCTION",
     "DisableTorchFunction",
     "EnableTorchFunction",
+    "PassiveDispatchMode",
     "TorchDispatchMode",
     "are_functorch_transforms_active",
     "are_operations_observed",
@@ -38,6 +40,7 @@ __all__ = [
     "popped_function_mode",
     "set_grad_enabled",
     "without_dispatch_modes",
+    "without_function_modes",
 ]
 
 NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
@@ -68,6 +71,15 @@ _TRACING_MODES = (
 )
 
 
+@contextmanager
+def without_function_modes() -> Iterator[None]:
+    """Call torch's functions as they are called outside of all modes."""
+    with ExitStack() as stack:
+        for _ in range(count_function_modes()):
+            stack.enter_context(popped_function_mode())
+        yield
+
+
 def is_autocasting(tensor: torch.Tensor) -> bool:
     """Check whether autocast is enabled for the device of a tensor; tensors without data have none."""
     # torch.amp.is_autocast_available, the other way to ask, breaks graphs of torch.compile in torch 2.11.
@@ -84,11 +96,16 @@ def is_tracing_dispatch_active() -> bool:
     return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING_MODES)
 
 
+class PassiveDispatchMode(TorchDispatchMode):
+    """Dispatch mode that need not see what a kernel computes: it looks for writes to known memory."""
+
+
 _SELECTIVE_CHECKPOINTING: tuple[type, ...] = tuple(
     mode
     for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
     if (mode := private("selective checkpoints", f"torch.utils.checkpoint.{name}")) is not None
 )
+_UNOBSERVING = (*_SELECTIVE_CHECKPOINTING, PassiveDispatchMode)
 _HAS_LEVELS = holds("forward-mode derivatives")
 
 
@@ -99,7 +116,7 @@ def are_operations_observed() -> bool:
     """
     if not count_dispatch_modes():
         return False
-    return not all(isinstance(mode, _SELECTIVE_CHECKPOINTING) for mode in dispatch_mode_stack())
+    return not all(isinstance(mode, _UNOBSERVING) for mode in dispatch_mode_stack())
 
 
 def is_forward_ad_active() -> bool:

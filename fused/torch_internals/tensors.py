@@ -32,6 +32,7 @@ __all__ = [
     "ObservingFakeMode",
     "SymbolicSizes",
     "failures_unlogged",
+    "has_own_memory",
     "make_wrapper_subclass",
     "neural_functions",
     "parse_to",
@@ -76,6 +77,11 @@ def parse_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtyp
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Set autograd's count of in-place changes of ``tensor``."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def has_own_memory(cls: type[torch.Tensor]) -> bool:
+    """Check whether tensors of ``cls`` have memory of their own. Wrapper subclasses compute with other tensors."""
+    return cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def storage_of(tensor: torch.Tensor) -> int:

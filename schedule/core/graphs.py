@@ -248,6 +248,7 @@ class Graphs:
         try:
             yield self._state
         finally:
+            self._state.clear_caches()
             self._state = None
 
     # -- checking ------------------------------------------------------------------------------------------
@@ -327,7 +328,8 @@ class _Comparison:
         twin_args, twin_kwargs = map_structure((args, kwargs), _own)
         before = Snapshot({"self": module})
         drawn = all_states()
-        expected = call(*args, **kwargs)
+        with before.copy_on_write():
+            expected = call(*args, **kwargs)
         after = [buffer.clone() for buffer in module.buffers()], args, kwargs
         with before.put_back(), _drawing_again(drawn):
             self.compare(module, expected, after, twin_args, twin_kwargs)

@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 
 from fused.torch_internals.modes import count_function_modes
+from fused.torch_internals.modules import are_parametrizations_cached
 from schedule.capture.tracing.guards import GuardMiss
 from schedule.capture.tracing.hooks import acts_on_all
 from schedule.capture.tracing.lock import TRACING
@@ -253,6 +254,8 @@ class ScheduledState:
     ) -> Selected | None:
         if acts_on_all():
             return None, ("a hook on all modules is registered, and runs",)
+        if are_parametrizations_cached():
+            return None, ("torch.nn.utils.parametrize.cached() is active, which keeps what is made while tracing",)
         if is_only_traced(args, kwargs) or self.adapter is None:
             return None
         selected = self.selected(module, args, kwargs, missed) if missed else None

@@ -12,9 +12,9 @@ def test_memory_that_is_freed_and_filled_again() -> None:
     """FSDP2 does so with gathered parameters: their values are neither read nor restored while there are none."""
     gathered = nn.Parameter(torch.ones(4))
     storage = gathered.untyped_storage()
-    with_values = SavedTensor(gathered)
+    with_values = SavedTensor(gathered, {})
     storage.resize_(0)
-    without = SavedTensor(gathered)
+    without = SavedTensor(gathered, {})
     assert with_values.difference() is None and with_values.restore() is None
     storage.resize_(16)
     with torch.no_grad():

@@ -26,6 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fused.linear import linear
 from fused.torch_internals.modes import DisableTorchFunction, EnableTorchFunction
+from fused.torch_internals.modules import are_parametrizations_cached
 from fused.torch_internals.tensors import FakeTensor, FakeTensorMode, ObservingFakeMode
 from schedule.capture.recording.calls import intercepted_calls
 from schedule.capture.recording.data import Seen, depends_on_data, writes_number
@@ -324,8 +325,13 @@ def undisturbed(root: nn.Module, *inputs: Any) -> Iterator[Snapshot]:
         A snapshot of the state before the block.
 
     Raises:
-        NotApplicable: the block changed something that cannot be restored.
+        NotApplicable: the block changed something that cannot be restored, or parametrizations are cached.
     """
+    if are_parametrizations_cached():
+        raise NotApplicable(
+            "torch.nn.utils.parametrize.cached() is active, and would keep tensors without data",
+            fix="schedule the model outside of that block",
+        )
     for sharded in _sharded(root):
         sharded._get_fsdp_state()._lazy_init()  # else the first forward registers hooks, which are not leftovers
     flags = [(module, module.training) for module in root.modules()]

@@ -13,7 +13,7 @@ import functools
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from schedule.capture.snapshots.code import (
     slots_of,
 )
 from schedule.capture.snapshots.entries import Entry
+from schedule.capture.snapshots.memory import CopyOnWrite, Memory
 from schedule.capture.snapshots.pieces import (
     MISSING,
     Part,
@@ -42,7 +43,7 @@ from schedule.capture.snapshots.pieces import (
     items,
 )
 from schedule.capture.snapshots.tensor import SavedTensor
-from schedule.capture.snapshots.values import saved
+from schedule.capture.snapshots.values import SavedCache, saved
 from schedule.util.errors import NotApplicable
 
 _LEAVES = frozenset(
@@ -52,6 +53,8 @@ _LEAVES = frozenset(
     }
 )
 _CONTAINERS = frozenset((dict, OrderedDict, list, set, deque))
+SMALL = 2**14
+"""A parameter of at most so many numbers is cloned; a larger one is copied before an operation writes to it."""
 _TABLES = ("_modules", "_parameters", "_buffers")
 
 
@@ -64,15 +67,17 @@ class Snapshot:
     Args:
         roots: objects to start from, by the name their paths begin with.
         data: whether to save tensors as well; if False, only the structure is saved.
-        known: objects restored in another way, and not searched here.
+        known: tensors whose data are restored in another way.
     """
 
-    def __init__(self, roots: Mapping[str, Any], data: bool = True, known: Iterable[Any] = ()) -> None:
+    def __init__(self, roots: Mapping[str, Any], data: bool = True, known: Iterable[torch.Tensor] = ()) -> None:
         self._roots, self._data, self._known = roots, data, tuple(known)
+        self._memory: dict[int, Memory] = {}
         self._pieces: list[tuple[Piece, int]] = []
         self._empty: list[tuple[Any, int, Step]] = []
         self._locations: list[tuple[int, Step]] = []
-        self._seen: dict[int, Any] = {id(value): value for value in self._known}
+        self._seen: dict[int, Any] = {}
+        self._without_data = set(map(id, self._known))
         self._pending: list[tuple[Any, int]] = []
         self._code: set[Any] = set()
         self._of_library: set[int] = set()
@@ -97,15 +102,26 @@ class Snapshot:
                 fix="do that outside the forward, or keep what it changes in buffers",
             )
 
+    def copy_on_write(self) -> AbstractContextManager[Any]:
+        """Save in the block the data of large parameters before an operation writes to them."""
+        return CopyOnWrite(self._memory)
+
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Run the block from the saved state, and restore the current state on exit."""
         now = self.again() if self.difference() else self
-        self.restore()
         try:
-            yield
+            with now.copy_on_write():
+                self.restore()
+                yield
         finally:
             now.restore()
+
+    def clear_caches(self) -> None:
+        """Empty caches of functions that were filled with tensors since."""
+        for piece, _ in self._pieces:
+            if isinstance(piece, SavedCache):
+                piece.restore()
 
     def again(self) -> Snapshot:
         """Take a new snapshot of the same roots."""
@@ -163,14 +179,26 @@ class Snapshot:
             self._module(value, location)
         elif isinstance(value, torch.Tensor):
             if self._data:
-                self._keep(SavedTensor(value), location)
+                self._tensor(value, location)
             self._attributes(vars(value), location)
+            if slots := slots_of(type(value)):
+                self._keep(SavedSlots(value, slots), location)
         elif isinstance(value, types.FunctionType):
             self._function(value, location)
         elif isinstance(value, types.CellType):
             self._keep(SavedCell(value), location)
         elif not isinstance(value, (type, enum.Enum)):
             self._object(value, location)
+
+    def _tensor(self, tensor: torch.Tensor, location: int) -> None:
+        if id(tensor) not in self._without_data:
+            cloned = tensor.numel() <= SMALL or not isinstance(tensor, nn.Parameter)
+            self._keep(SavedTensor(tensor, self._memory, cloned), location)
+        gradient = tensor.grad if tensor.is_leaf else None
+        if gradient is not None and id(gradient) not in self._seen:
+            self._seen[id(gradient)] = gradient
+            self._locations.append((location, ".grad"))
+            self._keep(SavedTensor(gradient, self._memory, gradient.numel() <= SMALL), len(self._locations) - 1)
 
     def _attributes(self, own: dict[str, Any], location: int) -> None:
         if own:
@@ -250,10 +278,8 @@ def _written(step: Step) -> str:
 
 
 @contextmanager
-def restored(roots: Mapping[str, Any], known: Iterable[Any] = ()) -> Iterator[Snapshot]:
+def restored(roots: Mapping[str, Any]) -> Iterator[Snapshot]:
     """Restore everything reachable from ``roots`` on exit, also after an exception.
-
-    The arguments are those of :class:`Snapshot`.
 
     Yields:
         The saved state.
@@ -261,7 +287,7 @@ def restored(roots: Mapping[str, Any], known: Iterable[Any] = ()) -> Iterator[Sn
     Raises:
         NotApplicable: a change cannot be undone.
     """
-    snapshot = Snapshot(roots, known=known)
+    snapshot = Snapshot(roots)
 
     def leave(raised: type[BaseException] | None, *_: Any) -> None:
         with nullcontext() if raised is None else suppress(NotApplicable):  # the error inside says more
@@ -269,4 +295,5 @@ def restored(roots: Mapping[str, Any], known: Iterable[Any] = ()) -> Iterator[Sn
 
     with ExitStack() as stack:
         stack.push(leave)
+        stack.enter_context(snapshot.copy_on_write())
         yield snapshot

@@ -1,4 +1,4 @@
-"""Saved values, storage, gradient and hooks of one tensor, to be compared and restored."""
+"""Saved values, memory, gradient and hooks of one tensor, to be compared and restored."""
 
 from __future__ import annotations
 
@@ -6,41 +6,47 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
-from fused.torch_internals.tensors import FakeTensor, set_version
+from fused.torch_internals.modes import DisableTorchFunction
+from fused.torch_internals.tensors import has_own_memory, set_version, storage_of
+from schedule.capture.snapshots.memory import Memory
 from schedule.capture.snapshots.pieces import Difference, Part
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-SMALL = 2**14
-"""A parameter of at most so many numbers is cloned; of a larger one it is only noticed that it was written to."""
 
 
 class SavedTensor:
-    """A tensor's storage, gradient, hooks and values, without a clone of large parameters.
+    """A tensor's memory, gradient, hooks and values, without a clone of large parameters.
 
     Whoever frees the memory of a tensor, as FSDP2 does between uses of gathered parameters, fills it again: it has no
-    values to save.
+    values to save. Neither has a subclass that computes with tensors of its own, which are saved in its place.
+
+    Args:
+        live: the tensor, of any class.
+        known: memory by the address of its storage; that of ``live`` is added.
+        cloned: whether to clone it, so that writes past torch are seen too; otherwise an operation has to write to it.
     """
 
-    __slots__ = ("alias", "clone", "freed", "grad", "hooks", "live", "requires_grad", "version")
+    __slots__ = ("alias", "clone", "freed", "grad", "hooks", "live", "memory", "requires_grad", "version")
 
-    def __init__(self, live: torch.Tensor) -> None:
+    def __init__(self, live: torch.Tensor, known: dict[int, Memory], cloned: bool = True) -> None:
+        with DisableTorchFunction():
+            self._save(live, known, cloned)
+
+    def _save(self, live: torch.Tensor, known: dict[int, Memory], cloned: bool) -> None:
         self.live, self.requires_grad = live, live.requires_grad
         self.grad = live.grad if live.is_leaf else None
         self.hooks = [(table, _hooks(live, table)) for table in _HOOKS]
-        self.version = None if live.is_inference() else live._version
-        plain = live.layout is torch.strided and not live.is_nested and not isinstance(live, FakeTensor)
-        plain = plain and type(live) in (torch.Tensor, nn.Parameter, nn.Buffer)
-        self.alias = live.detach() if plain else None
-        self.freed = plain and _freed(live)
-        cloned = (
-            plain
-            and not self.freed
-            and not live.is_meta
-            and (live.numel() <= SMALL or not isinstance(live, nn.Parameter))
-        )
-        self.clone = live.detach().clone() if cloned else None
+        own = has_own_memory(type(live))
+        self.version = live._version if own and not live.is_inference() else None
+        strided = own and live.layout is torch.strided and not live.is_nested
+        self.alias = live.detach() if strided else None
+        self.freed = self.alias is not None and _freed(live)
+        has_values = own and not self.freed and not live.is_meta
+        self.clone = live.detach().clone() if has_values and (cloned or not strided) else None
+        self.memory = None
+        if has_values and strided:
+            self.memory = known.setdefault(storage_of(live), Memory(live.untyped_storage()))
 
     def parts(self) -> Iterable[Part]:
         """Return no parts."""
@@ -48,6 +54,10 @@ class SavedTensor:
 
     def difference(self) -> Difference | None:
         """Return a difference in memory, ``requires_grad``, gradient, hooks or values, or None."""
+        with DisableTorchFunction():
+            return self._difference()
+
+    def _difference(self) -> Difference | None:
         if not self._same_memory():
             return "", "other memory, or another shape"
         if self.live.requires_grad != self.requires_grad:
@@ -62,36 +72,46 @@ class SavedTensor:
         alias, live = self.alias, self.live
         if alias is None:
             return True
-        return alias.shape == live.shape and alias.stride() == live.stride() and alias.data_ptr() == live.data_ptr()
+        same = alias.dtype == live.dtype and alias.shape == live.shape and alias.stride() == live.stride()
+        return same and alias.data_ptr() == live.data_ptr()
 
     def _was_written(self) -> bool:
         if self.freed or (self.alias is not None and _freed(self.live)):
             return False
-        if self.clone is None:
+        then = self._values()
+        if then is None or then.layout is not torch.strided or then.is_nested:
             return self.version is not None and self.live._version != self.version
-        now, then = self.live.detach(), self.clone
-        return not torch.equal(now, then) and not torch.equal(_bits(now), _bits(then))
+        return not torch.equal(_bits(self.live.detach()), _bits(then))
+
+    def _values(self) -> torch.Tensor | None:
+        """Return the saved values, or None if there are none, or nothing has written to them."""
+        if self.clone is not None or self.alias is None or self.memory is None:
+            return self.clone
+        return self.memory.values_before(self.alias)
 
     def restore(self) -> str | None:
         """Restore memory, gradient, hooks and values, or return the reason for a failure."""
-        live = self.live
-        with torch.no_grad():
-            if self.alias is not None and not self._same_memory():
-                live.data = self.alias
-            if live.is_leaf and live.requires_grad != self.requires_grad:
-                live.requires_grad_(self.requires_grad)
-            if live.is_leaf and live.grad is not self.grad:
-                live.grad = self.grad
-            for table, then in self.hooks:
-                _put_hooks(live, table, then)
-            if not self._was_written():
-                return None
-            if self.clone is None:
-                return f"the data of a tensor of shape {tuple(live.shape)} in place"
-            with torch.inference_mode(live.is_inference()), torch.no_grad():
-                live.copy_(self.clone)
-            if self.version is not None:  # a graph of autograd that has saved it finds what it saved
-                set_version(live, self.version)
+        with DisableTorchFunction(), torch.no_grad():
+            return self._restore(self.live)
+
+    def _restore(self, live: torch.Tensor) -> str | None:
+        if self.alias is not None and not self._same_memory():
+            live.data = self.alias
+        if live.is_leaf and live.requires_grad != self.requires_grad:
+            live.requires_grad_(self.requires_grad)
+        if live.is_leaf and live.grad is not self.grad:
+            live.grad = self.grad
+        for table, then in self.hooks:
+            _put_hooks(live, table, then)
+        if not self._was_written():
+            return None
+        values = self._values()
+        if values is None:
+            return f"the data of a tensor of shape {tuple(live.shape)} in place"
+        with torch.inference_mode(live.is_inference()), torch.no_grad():
+            live.copy_(values)
+        if self.version is not None:  # a graph of autograd that has saved it finds what it saved
+            set_version(live, self.version)
         return None
 
 
@@ -117,4 +137,5 @@ def _put_hooks(tensor: torch.Tensor, table: str, hooks: dict[int, Any]) -> None:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values as bytes, since NaNs do not compare equal."""
+    tensor = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
     return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -1,8 +1,10 @@
-"""Saved contents of arrays, random generators and iterators, and of any container by its type."""
+"""Saved contents of arrays, random generators, iterators and caches, and of any container by its type."""
 
 from __future__ import annotations
 
 import copy
+import functools
+import gc
 import operator
 import pickle
 import random
@@ -15,7 +17,9 @@ from typing import Any
 
 import torch
 
+from fused.torch_internals.tensors import FakeTensor
 from schedule.capture.snapshots.pieces import Difference, Part, Piece, SavedDict, SavedSequence, SavedSet
+from schedule.util.named_values import named_tensors
 
 _ITERATORS = ("builtins", "itertools", "_collections")
 
@@ -117,8 +121,39 @@ class SavedIterator:
         return None if self.difference() is None else "items were taken from an iterator"
 
 
+class SavedCache:
+    """The results kept by ``functools.lru_cache``, which cannot be put back one by one.
+
+    Whether a result is in the cache makes no difference to who calls the function, except for a tensor: it may have no
+    data, or no gradient.
+    """
+
+    __slots__ = ("live", "saved")
+
+    def __init__(self, live: Any) -> None:
+        self.live, self.saved = live, live.cache_info()
+
+    def parts(self) -> Iterable[Part]:
+        """Return no parts."""
+        return ()
+
+    def difference(self) -> Difference | None:
+        """Return None."""
+        return None
+
+    def restore(self) -> None:
+        """Empty the cache if it was empty and tensors were added, or if it has tensors without data."""
+        if self.live.cache_info().misses == self.saved.misses:
+            return
+        kind = FakeTensor if self.saved.currsize else torch.Tensor
+        if any(isinstance(kept, kind) for kept in named_tensors(gc.get_referents(self.live)).values()):
+            self.live.cache_clear()
+
+
 def saved(value: Any) -> Piece | None:
     """Save the contents of a container, array, random generator or iterator, or return None for any other object."""
+    if isinstance(value, functools._lru_cache_wrapper):
+        return SavedCache(value)
     if isinstance(value, dict):
         return SavedDict(value)
     if isinstance(value, (list, deque)):

@@ -17,6 +17,7 @@ from torch import nn
 from torch.jit import ScriptFunction
 
 from fused.torch_internals.functions import applied_class
+from fused.torch_internals.modes import without_function_modes
 from schedule.capture.recording.calls import unwatched
 from schedule.capture.recording.structure import tensors
 from schedule.capture.tracing.functions import is_of_library
@@ -133,11 +134,13 @@ class Calling(NativeCalls):
     def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function behind ``lru_cache``.
 
-        Its cached result is used for arguments that are atoms. Tensors are computed anew by the graph.
+        Its cached result is used for arguments that are atoms. Tensors are computed anew by the graph; those that
+        stay in the cache have data.
         """
         keeps = function.cache_parameters()["maxsize"] != 0
         if keeps and all(map(is_atom, (*args, *kwargs.values()))):
-            cached = perform(function, *args, **kwargs)
+            with without_function_modes():
+                cached = perform(function, *args, **kwargs)
             if next(tensors(cached), None) is None:
                 asked = functools.partial(function, **kwargs) if kwargs else function
                 self.query(asked, args, cached)
