@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from fused.torch_internals.modes import PassiveDispatchMode
-from fused.torch_internals.schemas import written_arguments
+from fused.torch_internals.schemas import OpOverload, written_arguments
 from fused.torch_internals.tensors import has_own_memory, storage_of
 from schedule.util.internal_errors import perform
 
