@@ -9,7 +9,7 @@ finding them costs one pass over the mask; a call with such a row computes score
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend
 
 from fused.backends.tracing import PLAIN, differentiated, transformed
 from fused.checks import agrees
+from fused.lazy import lazy
 from fused.loss_autograd import gradients_by_autograd, watched
 from fused.torch_internals.kernels import choose_attention_kernel
 from fused.torch_internals.modes import is_autocasting, is_tracing_dispatch_active
@@ -76,26 +77,120 @@ def attention(
     Raises:
         RuntimeError: for shapes that do not fit, as the expression does.
     """
-    if repeated is not None and not _is_grouped(q, k, v, repeated):
-        k, v, enable_gqa = _repeat(k, repeated[0]), _repeat(v, repeated[1]), False
+    how = dropout_p, scale, enable_gqa, filled, filled_last, sink
+    return _attention((q, k, v, bias, attn_mask), repeated, *how)[0]
+
+
+def attention_and_weights(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    *,
+    readers: Sized = (),
+    dropout_p: float = 0.0,
+    scale: float = 1.0,
+    enable_gqa: bool = False,
+    repeated: tuple[Repetition | None, Repetition | None] | None = None,
+    filled: Filling | None = None,
+    filled_last: Filling | None = None,
+    sink: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute :func:`attention`, and its weights for whoever may use them.
+
+    Where a kernel computes the attention, the weights are computed when they are used: see :func:`fused.lazy.lazy`.
+
+    Args:
+        readers: whatever reads the weights now, such as the hooks of a module; if there is any, they are stored.
+
+    Returns:
+        the result, and the weights ``[..., heads, queries, keys]`` after dropout.
+
+    Raises (when the weights are used):
+        RuntimeError: a kernel dropped some of them, and does not say which; or an operand was changed in place since.
+    """
     operands: Operands = (q, k, v, bias, attn_mask)
+    how = dropout_p, scale, enable_gqa, filled, filled_last, sink
+    if readers:
+        operands, enable_gqa = _repeated(operands, repeated, enable_gqa)
+        return _written_out(operands, dropout_p, scale, enable_gqa, filled, filled_last, sink)
+    result, weights = _attention(operands, repeated, *how)
+    return result, _lazy_weights(operands, repeated, *how) if weights is None else weights
+
+
+def _lazy_weights(
+    operands: Operands,
+    repeated: tuple[Repetition | None, Repetition | None] | None,
+    dropout_p: float,
+    scale: float,
+    enable_gqa: bool,
+    filled: Filling | None,
+    filled_last: Filling | None,
+    sink: Tensor | None,
+) -> Tensor:
+    (q, k, _, bias, mask), enable_gqa = _repeated(operands, repeated, enable_gqa)
+    value, value_last = (None if each is None else each[1] for each in (filled, filled_last))
+    where, where_last = (None if each is None else each[0] for each in (filled, filled_last))
+
+    def weights(
+        q: Tensor, k: Tensor, bias: Any, mask: Any, sink: Any, where: Tensor | None, where_last: Tensor | None
+    ) -> Tensor:
+        if dropout_p > 0:
+            raise RuntimeError(
+                "these attention weights are not known: a kernel dropped some of them, and does not say which"
+            )
+        first, last = _filling(where, value), _filling(where_last, value_last)
+        return _weights(q, k, bias, mask, scale, enable_gqa, first, last, sink)
+
+    leading = q.shape[:-2] if enable_gqa else torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    return lazy(weights, (q, k, bias, mask, sink, where, where_last), (*leading, q.shape[-2], k.shape[-2]), q.dtype)
+
+
+def _filling(where: Tensor | None, value: float | None) -> Filling | None:
+    return None if where is None or value is None else (where, value)
+
+
+def _attention(
+    operands: Operands,
+    repeated: tuple[Repetition | None, Repetition | None] | None,
+    dropout_p: float,
+    scale: float,
+    enable_gqa: bool,
+    filled: Filling | None = None,
+    filled_last: Filling | None = None,
+    sink: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the result, and the weights if they are stored."""
+    operands, enable_gqa = _repeated(operands, repeated, enable_gqa)
+    q, k, v, *_ = operands
     how = (dropout_p, scale, enable_gqa, filled, filled_last, sink)
     if _is_watched((*operands, sink)) or (sink is not None and scale == 0) or (dropout_p > 0 and q.is_cpu):
         return _written_out(operands, *how)
     mask = _one_mask(operands, filled, filled_last)
     if sink is not None:
         operands = _with_sink(q, k, v, mask, sink / scale)
-        return attention(*operands, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa)[..., : v.shape[-1]]
+        return _attention(operands, None, dropout_p, scale, enable_gqa)[0][..., : v.shape[-1]], None
     if not q.is_cpu:
         done = None if _is_captured(mask) else _by_kernel(operands, mask, dropout_p, scale, enable_gqa)
-        return _written_out(operands, *how) if done is None else done
+        return _written_out(operands, *how) if done is None else (done, None)
     if not _is_kernels_own(q, k, v, mask, dropout_p, scale, enable_gqa) or _is_far(mask, operands):
         return _written_out(operands, *how)
     if not differentiated(q, k, v):
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale, enable_gqa=enable_gqa)
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale, enable_gqa=enable_gqa), None
     q, k, v, mask = _autocast(q, k, v, mask)
     result: Tensor = _Attention.apply(q, k, v, mask, scale, enable_gqa)
-    return result
+    return result, None
+
+
+def _repeated(
+    operands: Operands, repeated: tuple[Repetition | None, Repetition | None] | None, enable_gqa: bool
+) -> tuple[Operands, bool]:
+    """Return the operands, with heads of k and v repeated where the kernels would repeat them in another way."""
+    q, k, v, bias, mask = operands
+    if repeated is None or _is_grouped(q, k, v, repeated):
+        return operands, enable_gqa
+    return (q, _repeat(k, repeated[0]), _repeat(v, repeated[1]), bias, mask), False
 
 
 def _is_grouped(q: Tensor, k: Tensor, v: Tensor, repeated: tuple[Repetition | None, Repetition | None]) -> bool:
@@ -229,11 +324,31 @@ def _written_out(
     filled: Filling | None = None,
     filled_last: Filling | None = None,
     sink: Tensor | None = None,
-) -> Tensor:
-    """Compute attention by the plain expression, in the order of eager code."""
+) -> tuple[Tensor, Tensor]:
+    """Compute attention and its weights by the plain expression, in the order of eager code."""
     q, k, v, bias, mask = operands
-    if enable_gqa:
-        k, v = (each.repeat_interleave(q.shape[-3] // each.shape[-3], -3) for each in (k, v))
+    weights = _weights(q, k, bias, mask, scale, enable_gqa, filled, filled_last, sink)
+    weights = F.dropout(weights, dropout_p) if dropout_p > 0 else weights
+    return torch.matmul(weights, _shared(v, q) if enable_gqa else v), weights
+
+
+def _shared(x: Tensor, q: Tensor) -> Tensor:
+    """Repeat each head of keys or values for the heads of q that share it."""
+    return x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)
+
+
+def _weights(
+    q: Tensor,
+    k: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    enable_gqa: bool,
+    filled: Filling | None = None,
+    filled_last: Filling | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    k = _shared(k, q) if enable_gqa else k
     scores = torch.matmul(q, k.transpose(-1, -2))
     scores = scores if scale == 1.0 else scores * scale
     scores = scores if filled is None else scores.masked_fill(*filled)
@@ -242,8 +357,7 @@ def _written_out(
     scores = scores if filled_last is None else scores.masked_fill(*filled_last)
     scores = scores if sink is None else torch.cat((scores, sink), -1)
     weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q.dtype)
-    weights = weights if sink is None else weights[..., :-1]
-    return torch.matmul(F.dropout(weights, dropout_p) if dropout_p > 0 else weights, v)
+    return weights if sink is None else weights[..., :-1]
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -278,7 +392,7 @@ class _Attention(torch.autograd.Function):
         if watched(grads[0]):
 
             def expression(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                return _written_out((q, k, v, None, mask), 0.0, ctx.scale, ctx.enable_gqa)
+                return _written_out((q, k, v, None, mask), 0.0, ctx.scale, ctx.enable_gqa)[0]
 
             return *gradients_by_autograd(expression, (q, k, v), needed, grads[0]), None, None, None
         found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -4,13 +4,11 @@
 
     before:  weights = F.dropout(F.softmax(q @ k.transpose(-1, -2) * 0.125 + mask, dim=-1), 0.1)
              return weights @ v, weights
-    after:   return attention(q, k, v, attn_mask=mask, dropout_p=0.1, scale=0.125), WEIGHTS_NOT_KEPT
+    after:   return attention_and_weights(q, k, v, attn_mask=mask, dropout_p=0.1, scale=0.125)
 
-The weights ``[batch, heads, queries, keys]`` are never materialized. A module is left alone if it reads them itself, or
-if the recorded run of the model reads or returns them. If it returns them and no code reads them, a placeholder is
-returned instead. The placeholder raises NotApplicable as soon as it is used, which may happen with
-``output_attentions=True``. A call that differs from the recorded ones runs the original forward of such a module: no
-graph is made for it, since that would return less than the module does.
+The weights ``[batch, heads, queries, keys]`` are not materialized. A module is left alone if it reads them itself, or
+if the recorded run of the model reads or returns them. If it returns them and no code reads them, they are computed
+when they are used after all (``output_attentions=True``, a hook).
 
 The results agree within rounding, not bit by bit: torch's kernels sum in another order and compute the softmax of
 16-bit scores in float32 throughout. On the CPU, dropout draws the same numbers as eager torch; CUDA kernels draw
@@ -22,13 +20,15 @@ torch's attention does not support them, and FlexAttention, which does, has no b
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import operator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
 
 from fused.attention import attention as attention_op
+from fused.attention import attention_and_weights as attention_and_weights_op
 from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.rules import attention_forms as forms
@@ -59,43 +59,8 @@ from schedule.rules.rule import Proof, Rule, spec_of
 from schedule.rules.sizes import is_last_one
 from schedule.rules.strides import told_apart
 from schedule.rules.thresholds import small
-from schedule.util.errors import NotApplicable
 
 FAMILY = "attention"
-
-
-class WeightsNotComputed:
-    """Placeholder returned by a module instead of attention weights it did not compute.
-
-    It raises when it is used.
-    """
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):  # protocols such as copying and named tuples ask for optional attributes
-            raise AttributeError(name)
-        raise _missing()
-
-    def __getitem__(self, index: object) -> NoReturn:
-        raise _missing()
-
-    @classmethod
-    def __torch_function__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        raise _missing()
-
-    def __repr__(self) -> str:
-        return "attention weights that were not computed"
-
-
-def _missing() -> NotApplicable:
-    return NotApplicable(
-        "these attention weights were never made: the rule 'attention' computes attention without them",
-        fix="optimize without rules='attention' a module whose weights are read",
-    )
-
-
-def weights_not_computed() -> WeightsNotComputed:
-    """Return the placeholder, as a function for graphs to call."""
-    return WeightsNotComputed()
 
 
 # -- patterns -----------------------------------------------------------------------------------------------
@@ -292,7 +257,9 @@ def _scale(scalars: dict[str, Any]) -> float:
     return 1.0 if scalars.get("scale") is None else float(scalars["scale"])
 
 
-def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+def _operands(
+    graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]
+) -> tuple[tuple[fx.Node, ...], dict[str, Any]]:
     added = {"bias": inputs.get("bias"), "attn_mask": inputs.get("mask"), "sink": inputs.get("sink")}
     dtype = Dtypes(inputs, scalars).seen("q").dtype
     added |= {name: filling(graph, inputs, scalars, name, dtype) for name in FILLS}
@@ -302,14 +269,20 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
     if how != (None, None):
         options |= {"enable_gqa": True, "repeated": how}
     order = orders(scalars) or {}
-    operands = tuple(permuted_node(graph, inputs[name], order.get(name)) for name in ("q", "k", "v"))
-    return permuted_node(graph, graph.call_function(attention_op, operands, options), order.get("result"))
+    return tuple(permuted_node(graph, inputs[name], order.get(name)) for name in ("q", "k", "v")), options
+
+
+def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> fx.Node:
+    result = graph.call_function(attention_op, *_operands(graph, inputs, scalars))
+    return permuted_node(graph, result, (orders(scalars) or {}).get("result"))
 
 
 def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
-    placeholder = graph.call_function(weights_not_computed)
-    placeholder.meta["spec"] = WeightsNotComputed
-    return _build(graph, inputs, scalars), placeholder
+    operands, options = _operands(graph, inputs, scalars)
+    options["readers"] = graph.get_attr("_forward_hooks")
+    both = graph.call_function(attention_and_weights_op, operands, options)
+    result, weights = (graph.call_function(operator.getitem, (both, index)) for index in range(2))
+    return permuted_node(graph, result, (orders(scalars) or {}).get("result")), weights
 
 
 # -- the rules ----------------------------------------------------------------------------------------------
@@ -357,8 +330,8 @@ SDPA_WITHOUT_WEIGHTS = register_rule(
             attention_and_weights,
         ),
         build=_build_both,
-        proof=SDPA.proof,  # of the result; the placeholder is not a tensor to compare
-        summary="attention(q, k, v, mask, p, scale=scale); returned weights are not computed",
+        proof=SDPA.proof,
+        summary="attention(q, k, v, mask, p, scale=scale); returned weights are computed when used",
         extra_check=_extra_check,
         profitability=_profitability,
         restride=_restride,

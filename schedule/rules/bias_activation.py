@@ -154,10 +154,6 @@ def _rule(
     )
 
 
-def _used_twice(z: Tensor) -> Tensor:
-    return F.gelu(z, approximate="tanh") + z
-
-
 def _biased_form(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda x, bias: activation(x + bias)
 
@@ -177,7 +173,6 @@ GELU_TANH = _rule(
     refused=(
         lambda x, b: F.gelu(x + b),
         lambda x, b: 0.5 * (x + b) * (1.0 + torch.tanh(0.79 * (x + b + 0.044715 * torch.pow(x + b, 3.0)))),
-        lambda x, b: _used_twice(x + b),
     ),
 )
 GELU = _rule(

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import schedule
+from fused.attention import attention, attention_and_weights
 from schedule.rules import Rule
-from schedule.rules.attention import SDPA, SDPA_WITHOUT_WEIGHTS, WeightsNotComputed
+from schedule.rules.attention import SDPA, SDPA_WITHOUT_WEIGHTS
 from schedule.rules.proof import failures_of
 from tests.zoo import batch, build
 
@@ -29,7 +30,9 @@ def mutated(rule: Rule, change: Change) -> Rule:
     def build_wrongly(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> Any:
         made = rule.build(graph, inputs, scalars)
         node = made[0] if isinstance(made, tuple) else made
-        change(node.args[0] if node.target == "permute" else node)
+        while node.target not in (attention, attention_and_weights):
+            node = node.args[0]
+        change(node)
         return made
 
     return dataclasses.replace(rule, build=build_wrongly)
@@ -39,9 +42,17 @@ def with_option(name: str, value: Any) -> Change:
     return lambda node: node.update_kwarg(name, value)
 
 
+def causal_attention(*operands: Tensor, scale: float) -> Tensor:
+    return F.scaled_dot_product_attention(*operands, is_causal=True, scale=scale)
+
+
+def causal_attention_and_weights(*operands: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    return causal_attention(*operands, scale=scale), operands[0]
+
+
 def causal(node: fx.Node) -> None:
-    node.target = F.scaled_dot_product_attention
-    node.kwargs = {"is_causal": True, "scale": node.kwargs["scale"]}
+    node.target = causal_attention if node.target is attention else causal_attention_and_weights
+    node.kwargs = {"scale": node.kwargs["scale"]}
 
 
 def values_for_keys(node: fx.Node) -> None:
@@ -144,18 +155,56 @@ def test_weights_that_a_module_around_reads_or_the_root_returns_stay(reads: str)
     torch.testing.assert_close(module(*given), expected)
 
 
-def test_weights_that_nobody_reads_say_that_they_were_not_kept() -> None:
+def test_weights_that_nobody_reads_are_there_for_whoever_does() -> None:
     module, given = Wrapper(), (*tensors(), torch.zeros(2, 1, 6, 6))
-    expected = module(*given)
+    expected, (_, theirs) = module(*given), module.attention(*given)
     report = schedule.optimize(module, given, rules="attention", cost_guard=False)
     assert report.applied == {"sdpa_without_weights": 1}
     torch.testing.assert_close(module(*given), expected)
-    _, weights = module.attention(*given)
-    assert isinstance(pickle.loads(pickle.dumps(copy.deepcopy(weights))), WeightsNotComputed)
-    uses: list[Callable[[], Any]] = [lambda: weights.shape, lambda: weights[0], lambda: torch.sum(weights)]
-    for use in uses:
-        with pytest.raises(schedule.NotApplicable, match=r"never made[\s\S]*without rules='attention'"):
-            use()
+    _, ours = module.attention(*given)
+    assert type(ours) is not Tensor and isinstance(ours, Tensor) and not ours.is_leaf
+    torch.testing.assert_close(ours, theirs)
+    first = torch.autograd.grad(theirs.square().sum(), given[:2], create_graph=True)
+    again = torch.autograd.grad(ours.square().sum(), given[:2], create_graph=True)
+    torch.testing.assert_close(again, first)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first), given[:2])
+    torch.testing.assert_close(torch.autograd.grad(sum(g.square().sum() for g in again), given[:2]), second)
+    with torch.no_grad():
+        _, ours = module.attention(*given)
+        assert torch.equal(pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours))
+        assert torch.equal(torch.tensor(ours.numpy()), torch.tensor(ours.tolist())) and repr(ours).startswith(
+            "tensor(["
+        )
+        ours.zero_()
+        assert not ours.any()
+
+
+def test_a_hook_reads_the_weights_of_a_call_that_drops_some_of_them() -> None:
+    class Dropping(Attention):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Any:
+            weights = F.dropout(F.softmax(q @ k.transpose(-1, -2) + mask, dim=-1), 0.5, self.training)
+            return weights @ v, weights
+
+    module, given = Wrapper(), (*tensors(), torch.zeros(2, 1, 6, 6))
+    module.attention = Dropping()
+    twin, seen = copy.deepcopy(module), list[Tensor]()
+    assert schedule.optimize(module, given, rules="attention", cost_guard=False).applied == {"sdpa_without_weights": 1}
+    for each in (module, twin):
+        each.attention.register_forward_hook(lambda module, args, output: seen.append(output[1]))
+        torch.manual_seed(0)
+        each(*given)
+    torch.testing.assert_close(*seen)
+    assert type(seen[0]) is Tensor and (seen[0] == 0).any()
+
+
+def test_weights_of_changed_operands_are_refused() -> None:
+    module, given = Wrapper(), (*tensors(), torch.zeros(2, 1, 6, 6))
+    schedule.optimize(module, given, rules="attention", cost_guard=False)
+    with torch.no_grad():
+        _, weights = module.attention(*given)
+        given[1].mul_(2)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        weights.sum()
 
 
 def test_a_module_around_weights_that_were_not_kept_is_scheduled_again() -> None:

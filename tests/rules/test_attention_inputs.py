@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 import schedule
 import schedule.runtime.scheduled
-from fused.attention import attention
+from fused.attention import attention, attention_and_weights
 from schedule.rules.attention import SDPA
 from schedule.rules.attention_inputs import repetition
 from schedule.rules.proof import failures_of
@@ -45,7 +45,7 @@ def given(tokens: int, heads: int = 4) -> tuple[Tensor, ...]:
 def sdpa_call(module: nn.Module) -> fx.Node | None:
     state = schedule.runtime.state_of(module)
     nodes = [node for made in state.specializations for node in made.graph.nodes] if state is not None else []
-    return next((node for node in nodes if node.target is attention), None)
+    return next((node for node in nodes if node.target in (attention, attention_and_weights)), None)
 
 
 def check(module: nn.Module, heads: int = 4) -> fx.Node | None:
