@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.fx.node import map_aggregate
 
 from fused.loss_autograd import gradients_by_autograd
 from fused.torch_internals.modes import NO_TORCH_FUNCTION
@@ -76,8 +76,7 @@ class _Lazy(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        args, kwargs = tree_map_only(_Lazy, _Lazy.computed, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return func(*map_aggregate(args, _computed), **map_aggregate(kwargs or {}, _computed))
 
     def computed(self) -> Tensor:
         """Return the values, as a plain tensor without a gradient."""
@@ -86,6 +85,10 @@ class _Lazy(torch.Tensor):
                 self._value = self._compute()
             del self._compute
         return self._value
+
+
+def _computed(value: Any) -> Any:
+    return value.computed() if isinstance(value, _Lazy) else value
 
 
 def _of_values(name: str) -> Callable[..., Any]:
