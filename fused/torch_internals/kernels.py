@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fused.assumptions import holds
 
-__all__ = ["NATIVE_MODULES", "choose_attention_kernel", "grouped_mm"]
+__all__ = ["NATIVE_MODULES", "choose_attention_kernel"]
 
 NATIVE_MODULES = ("torch._tensor", "torch._C._nn", "torch._C._special", "torch._C._linalg", "torch._C._fft")
 """Modules of the functions and methods that public modules hand on as they are."""
@@ -18,6 +17,3 @@ NATIVE_MODULES = ("torch._tensor", "torch._C._nn", "torch._C._special", "torch._
 def choose_attention_kernel(*args: Any, **kwargs: Any) -> int | None:
     """Return torch's choice among its kernels of attention for these operands; None if it cannot be asked."""
     return torch._fused_sdp_choice(*args, **kwargs) if holds("choice of attention kernels") else None
-
-
-grouped_mm: Callable[..., torch.Tensor] | None = getattr(torch, "_grouped_mm", None)

@@ -89,6 +89,27 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _grouped_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Compute the shape of ``torch.nn.functional.grouped_mm``. Up to torch 2.13 its meta kernel takes bfloat16 only."""
+    rows, columns = mat_a.shape[-2], mat_b.shape[-1]
+    groups: tuple[int, ...] = mat_a.shape[:-2] if mat_a.dim() == mat_b.dim() else ()
+    if mat_a.dim() == mat_b.dim() == 2:
+        groups = (0,) if offs is None else offs.shape
+    return mat_a.new_empty((*groups, rows, columns), dtype=out_dtype or mat_a.dtype)
+
+
+_META_KERNELS: dict[Any, Callable[..., torch.Tensor]] = {}
+if hasattr(torch.ops.aten, "_grouped_mm"):
+    _META_KERNELS[torch.ops.aten._grouped_mm.default] = _grouped_mm
+"""Operators whose meta kernel refuses what the operator takes, with one that does not."""
+
+
 class ObservingFakeMode(FakeTensorMode):
     """Mode of data-free tensors that observes the side effects of the operations dispatched in it.
 
@@ -115,6 +136,8 @@ class ObservingFakeMode(FakeTensorMode):
             return super().__torch_dispatch__(func, types, args, kwargs)
         self.draws = self.draws or is_drawing(func, args, kwargs or {})
         self.raises = self.raises or may_raise(func, args, kwargs or {})
+        if (kernel := _META_KERNELS.get(func)) is not None:
+            return kernel(*args, **(kwargs or {}))
         if self._is_nested:  # views are decomposed into operators that are declared to write
             return super().__torch_dispatch__(func, types, args, kwargs)
         self.written.update(map(storage_of, written_arguments(func, args, kwargs or {})))

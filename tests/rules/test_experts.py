@@ -73,6 +73,20 @@ def test_every_layer_is_rewritten(name: str, implementation: str) -> None:
     assert len(packed) == sum(type(m).__name__.endswith("Experts") for m in model.modules())
 
 
+@pytest.mark.filterwarnings("error::schedule.FallbackWarning")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_padding_mask_is_adapted_to(name: str) -> None:
+    model, inputs = build(name, "grouped_mm")
+    twin, mask = copy.deepcopy(model), torch.ones_like(inputs["input_ids"])
+    mask[0, :3] = 0
+    assert schedule.optimize(model, inputs, rules="memory", cost_guard=False).applied
+    for training in (True, False):
+        for rows in (2, 1):
+            given = {key: value[:rows] for key, value in (inputs | {"attention_mask": mask}).items()}
+            ours, theirs = (each.train(training)(**given) for each in (model, twin))
+            torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-4, atol=1e-5)
+
+
 def _nodes(module: nn.Module) -> list[Any]:
     state = schedule.runtime.state_of(module)
     return list(state.specializations[0].graph.nodes) if state is not None else []

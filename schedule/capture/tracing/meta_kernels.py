@@ -7,24 +7,7 @@ from typing import Any
 
 import torch
 
-from fused.torch_internals.kernels import grouped_mm
 from schedule.capture.recording.structure import tensors
-
-
-def _grouped_mm(
-    mat_a: torch.Tensor,
-    mat_b: torch.Tensor,
-    *,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Compute the shape of ``torch.nn.functional.grouped_mm``. Its own meta kernel accepts only bfloat16."""
-    rows, columns = mat_a.shape[-2], mat_b.shape[-1]
-    groups: tuple[int, ...] = mat_a.shape[:-2] if mat_a.dim() == mat_b.dim() else ()
-    if mat_a.dim() == mat_b.dim() == 2:
-        groups = (0,) if offs is None else offs.shape
-    return mat_a.new_empty((*groups, rows, columns), dtype=out_dtype or mat_a.dtype)
 
 
 def _tensor(
@@ -59,12 +42,7 @@ def _is_number(value: Any) -> bool:
     )
 
 
-_META_KERNELS: dict[Any, Callable[..., Any]] = {
-    function: _grouped_mm
-    for function in (getattr(torch.nn.functional, "grouped_mm", None), grouped_mm)
-    if function is not None
-}
-_META_KERNELS |= {torch.tensor: _tensor, torch.Tensor.__getitem__: _picked}
+_META_KERNELS: dict[Any, Callable[..., Any]] = {torch.tensor: _tensor, torch.Tensor.__getitem__: _picked}
 
 
 def meta_kernel(function: Any) -> Callable[..., Any]:
