@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from torch import nn
 
 from fxschedule.cli.output import Code, CommandError
 from schedule.api.replay import load_recipe, replay
 from schedule.api.schedule import Schedule
 from schedule.recipes.recipe import Recipe
-from schedule.recipes.values import Reference
+from schedule.recipes.trust import untrusted
 from schedule.report.comparing import costs_since, ratio_since
 from schedule.report.entries import Entry
 from schedule.report.report import Report
@@ -31,9 +30,6 @@ Out = Annotated[
     typer.Option("--recipe-out", metavar="FILE", help="Write what was done as out.json, or as a script: out.py."),
 ]
 
-_KNOWN = ("schedule", "fused", "torch.nn")
-_PUBLIC = ("schedule", "fused", "torch.nn", "torch.nn.functional")
-
 
 def read(path: Path, trusted: bool) -> Recipe:
     """Read the recipe in ``path`` without running any of it.
@@ -45,30 +41,14 @@ def read(path: Path, trusted: bool) -> Recipe:
         recipe = load_recipe(path)
     except RecipeError as error:
         raise CommandError(error.why, Code.USAGE, fix=error.fix, where=error.where) from error
-    foreign = [name for name in recipe.references if not _is_known(name)]
-    if foreign and not trusted:
+    foreign = untrusted(recipe, trusted)
+    if foreign:
         raise CommandError(
             f"the recipe {path} would import and call {', '.join(foreign)}",
             Code.USAGE,
             fix="--trust-remote-code, once you have read that code",
         )
     return recipe
-
-
-_PREFIXES = tuple(f"{name}." for name in _KNOWN)
-
-
-def _is_known(name: str) -> bool:
-    """Check whether a reference is to a public function of a known package, or to a class of modules of its own."""
-    module, _, qualname = name.partition(":")
-    if not f"{module}.".startswith(_PREFIXES):
-        return False
-    try:
-        found = Reference(name).live({})
-    except RecipeError:
-        return False
-    public = module in _PUBLIC and not any(part.startswith("_") for part in qualname.split("."))
-    return public or (isinstance(found, type) and issubclass(found, nn.Module))
 
 
 def replayed(sch: Schedule, recipe: Recipe) -> Report:
@@ -78,7 +58,7 @@ def replayed(sch: Schedule, recipe: Recipe) -> Report:
         RecipeError: the recipe does not fit the model.
     """
     before = len(sch.history)
-    replay(sch, recipe)
+    replay(sch, recipe, trust=True)  # as `read` has checked
     entries = [
         Entry(step.description.partition(" on ")[0], path, "applied", matches)
         for step in sch.history[before:]

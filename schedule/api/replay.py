@@ -11,9 +11,10 @@ from schedule.api.schedule import Schedule, create_schedule
 from schedule.recipes.files import read_recipe
 from schedule.recipes.recipe import Recipe
 from schedule.recipes.replaying import replay_on
+from schedule.recipes.trust import Trust, refuse_untrusted
 
 
-def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = None) -> Schedule:
+def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = None, *, trust: Trust = ()) -> Schedule:
     """Apply the steps of ``recipe`` to another model.
 
     It may be a new instance, have more layers, or come from another release.
@@ -23,23 +24,29 @@ def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = No
         recipe = sch.recipe()
         sch = schedule.replay(other, recipe)       # same steps, same history, same results
 
-    Replaying calls the functions in ``recipe.references``: replay only recipes you trust.
+    Replaying imports and calls what is in ``recipe.references``. A recipe that was read from JSON may name functions of
+    ``fused`` and ``torch.nn`` and modules of ``torch.nn``, ``fused`` and ``schedule``, and what you trust.
 
     Args:
         model: a model, or a schedule of it; a recipe with sharding requires a schedule with a mesh.
         recipe: from :meth:`Schedule.recipe` or :meth:`Recipe.from_json`.
         example_inputs: as for :func:`create_schedule`; ignored if ``model`` is a schedule.
+        trust: what else a recipe that was read may name: packages, modules, or names as ``recipe.references`` has them;
+            True for everything.
 
     Raises:
-        RecipeError: the recipe is for another architecture, or a step has a different result. The message names the
+        RecipeError: it names what is not trusted; or the recipe is for another architecture, or a step has a different result. The message names the
             step and the nearest match. The model is left unchanged.
     """
+    refuse_untrusted(recipe, trust)
     sch = model.root if isinstance(model, Schedule) else create_schedule(model, example_inputs)
     replay_on(sch, recipe)
     return sch
 
 
-def load_recipe(folder: str | os.PathLike[str], model: nn.Module | Schedule | None = None) -> Recipe:
+def load_recipe(
+    folder: str | os.PathLike[str], model: nn.Module | Schedule | None = None, *, trust: Trust = ()
+) -> Recipe:
     """Read a recipe saved with :func:`save_recipe`, and replay it on ``model`` if given.
 
     ::
@@ -50,11 +57,12 @@ def load_recipe(folder: str | os.PathLike[str], model: nn.Module | Schedule | No
     Args:
         folder: the folder with the recipe file, or the file itself.
         model: as for :func:`schedule.replay`.
+        trust: as for :func:`schedule.replay`.
 
     Raises:
         RecipeError: there is no such file, it is not a recipe, or it does not fit the model.
     """
     recipe = read_recipe(folder)
     if model is not None:
-        replay(model, recipe)
+        replay(model, recipe, trust=trust)
     return recipe

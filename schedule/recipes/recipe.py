@@ -22,11 +22,13 @@ class Recipe:
         architecture: class name of the model it was made on; "" for any.
         steps: in order.
         made_with: package → version, for information.
+        was_read: whether it comes from JSON, which may be a stranger's: what it names has to be known, or trusted.
     """
 
     architecture: str
     steps: tuple[Step, ...] = ()
     made_with: Mapping[str, str] = field(default_factory=dict, compare=False)
+    was_read: bool = field(default=False, compare=False, repr=False)
 
     def to_json(self) -> str:
         """Return the recipe as JSON text for :meth:`from_json`.
@@ -58,10 +60,7 @@ class Recipe:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Everything a replay imports and calls, as ``"module:qualname"``.
-
-        Review it before replaying an untrusted recipe.
-        """
+        """Everything a replay imports and calls, as ``"module:qualname"``."""
         found = [value.name for value in self._values() if isinstance(value, Reference)]
         return tuple(dict.fromkeys(found))
 
@@ -100,7 +99,7 @@ def from_data(data: Any) -> Recipe:
     Raises:
         RecipeError: as for :meth:`Recipe.from_json`.
     """
-    return Recipe(*steps_of(data))
+    return Recipe(*steps_of(data), was_read=True)
 
 
 def _undos_joined(steps: Sequence[Step]) -> list[Step]:

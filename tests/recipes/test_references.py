@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,6 +82,20 @@ def test_a_strangers_recipe_runs_nothing(name: str, tmp_path: Path, monkeypatch:
     assert recipe.references == (name,)
     with pytest.raises(CommandError, match=name):
         read(path, trusted=False)
-    with pytest.raises(RecipeError, match=r"no class of modules|is not what a recipe may name|cannot be imported"):
+    with pytest.raises(RecipeError, match=f"would import and call {re.escape(name)}"):
         schedule.replay(Mlp(16), recipe, torch.zeros(2, 16))
+    with pytest.raises(RecipeError, match=r"no class of modules|is not what a recipe may name|cannot be imported"):
+        schedule.replay(Mlp(16), recipe, torch.zeros(2, 16), trust=True)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("trust", [True, "tests", "tests.small", ("numpy", "tests.small:bias_gelu")])
+def test_what_is_trusted_is_replayed(trust: Any, tmp_path: Path) -> None:
+    sch = schedule.create_schedule(Mlp(16), torch.zeros(2, 16))
+    sch.fuse(sch.find(bias_gelu, expect=1))
+    path = schedule.save_recipe(sch, tmp_path)
+    assert schedule.load_recipe(path, Mlp(16), trust=trust).references == ("tests.small:bias_gelu",)
+    for other in (False, (), "test", "tests.small.bias_gelu", "tests.small:bias"):
+        with pytest.raises(RecipeError, match=r"would import and call tests.small:bias_gelu[\s\S]*trust="):
+            schedule.load_recipe(path, Mlp(16), trust=other)
+    assert schedule.replay(Mlp(16), sch.recipe(), torch.zeros(2, 16)).history  # made here
