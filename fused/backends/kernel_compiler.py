@@ -39,6 +39,7 @@ def compiled(
     Raises:
         Exception: any error of tracing or compiling.
     """
+    kernel_store.cache()  # the compiler loads what it finds there
     tensors = [arg for arg in inputs if arg is not None]
     with torch.inference_mode(False), torch.no_grad():
         shapes = ShapeEnv()
@@ -133,8 +134,8 @@ _IN_MODULE = (ast.Import, ast.ImportFrom, ast.Assign, ast.ClassDef, ast.Function
 _NOT_NEEDED = ("get_args", "benchmark_compiled_module")
 
 
-def _parts(made: Any) -> tuple[str, dict[str, str]]:
-    """Return inductor's Python source without imports of inductor, and the libraries called by it.
+def _parts(made: Any) -> tuple[str, dict[str, tuple[str, str]]]:
+    """Return inductor's Python source without imports of inductor, and the libraries called by it with digests.
 
     Raises:
         _Unkept: if the output is not of this form.
@@ -144,25 +145,25 @@ def _parts(made: Any) -> tuple[str, dict[str, str]]:
     if names is None or getattr(made, "constants", None):
         raise _NotStorable
     statements: list[ast.stmt] = []
-    libraries: dict[str, str] = {}
+    libraries: dict[str, tuple[str, str]] = {}
     for statement in ast.parse(made.source_code).body:
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(INDUCTOR):
             continue
         if "async_compile" in {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}:
             if isinstance(statement, ast.Assign) and statement.targets[0].id != "async_compile":  # type: ignore[attr-defined]
                 name: str = statement.targets[0].id  # type: ignore[attr-defined]
-                libraries[name] = _relative(names[name])
+                libraries[name] = _library(names[name])
             continue
         if isinstance(statement, _IN_MODULE) and getattr(statement, "name", "") not in _NOT_NEEDED:
             statements.append(statement)
     return ast.unparse(ast.Module(statements, [])), libraries
 
 
-def _relative(kernel: Any) -> str:
-    """Return the path of a kernel's library, relative to the cache."""
-    path = getattr(getattr(kernel, "__self__", None), "__file__", None)
+def _library(kernel: Any) -> tuple[str, str]:
+    """Return the path of a kernel's library, relative to the cache, and its digest."""
+    path = Path(getattr(getattr(kernel, "__self__", None), "__file__", None) or "").resolve()
     try:
-        return str(Path(path or "").resolve().relative_to(kernel_store.cache().resolve()))
+        return str(path.relative_to(kernel_store.cache().resolve())), kernel_store.digest(path.read_bytes())
     except ValueError:
         raise _NotStorable from None
 

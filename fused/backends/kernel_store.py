@@ -1,10 +1,13 @@
 """Compiled CPU kernels on disk, stored in inductor's cache folder and valid while their libraries are there.
 
 A kernel is valid for one build of torch, one type of processor, one number of threads and one source of the formulas.
+What is stored is run, so it is loaded only from folders and files that no other account can write to, and only as it
+was written: entries and libraries carry digests.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.machinery
@@ -13,13 +16,17 @@ import json
 import os
 import platform
 import sys
+import tempfile
+import warnings
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fused.private_files import is_private
 from fused.whole_files import write_whole
 
 Tensor = torch.Tensor
@@ -57,13 +64,14 @@ class Stored:
 
     Attributes:
         source: Python source that defines ``call``.
-        libraries: the shared library of each name that ``source`` calls, relative to the cache.
-        guard: a Python expression in ``t``, the flat list of the sizes of all tensors.
+        libraries: for each name that ``source`` calls, the path of the shared library, relative to the cache, and the
+            :func:`digest` of its bytes.
+        guard: arithmetic and comparisons of ``t``, the flat list of the sizes of all tensors, as a Python expression.
         results, single: see :class:`Kernel`.
     """
 
     source: str
-    libraries: dict[str, str]
+    libraries: dict[str, tuple[str, str]]
     guard: str
     results: tuple[int | None, ...]
     single: bool
@@ -72,23 +80,62 @@ class Stored:
         """Load the kernel.
 
         Raises:
-            OSError, ImportError: a library is missing, or not for this machine.
+            OSError, ImportError: a library is missing, damaged, or not for this machine.
         """
-        names: dict[str, Any] = {name: _library(str(cache() / path)) for name, path in self.libraries.items()}
+        names: dict[str, Any] = {
+            name: _library(str(cache() / path), expected) for name, (path, expected) in self.libraries.items()
+        }
         exec(compile(self.source, "<fused kernel>", "exec"), names)
         return Kernel(names["call"], fitting(self.guard), self.results, self.single)
 
 
 def cache() -> Path:
-    """Return inductor's cache folder, set by TORCHINDUCTOR_CACHE_DIR."""
+    """Return inductor's cache folder, set by TORCHINDUCTOR_CACHE_DIR, or a private one if others can write to that.
+
+    The default one is in the folder for temporary files, where any account may have made it.
+    """
     from fused.torch_internals.kernel_cache import cache_dir
 
-    return Path(cache_dir())
+    return _private(cache_dir())
 
 
 @functools.cache
-def _library(path: str) -> Callable[..., None]:
-    """Load the function from a library built by inductor for Python."""
+def _private(folder: str) -> Path:
+    path = _made(Path(folder))
+    if is_private(path) or not path.is_dir():  # without a folder nothing is stored
+        return path
+    own = _made(Path.home() / ".cache" / "fused_kernels")
+    if not is_private(own):
+        own = Path(tempfile.mkdtemp(prefix="fused_kernels_"))
+    warnings.warn(
+        f"compiled code is not loaded from {folder}: another account owns that folder, or can write to it. "
+        f"TORCHINDUCTOR_CACHE_DIR is {own} for this process; set it to a folder of your own",
+        stacklevel=2,
+    )
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own)
+    return own
+
+
+def _made(path: Path) -> Path:
+    """Make a folder for this account alone, if there is none and one can be made."""
+    with suppress(OSError):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 of ``data``."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@functools.cache
+def _library(path: str, expected: str) -> Callable[..., None]:
+    """Load the function from a library built by inductor for Python, and delete the library if it is damaged."""
+    if not is_private(Path(path)):
+        raise ImportError(f"{path} may be another account's")
+    if digest(Path(path).read_bytes()) != expected:
+        Path(path).unlink()  # a damaged library ends the process that loads it
+        raise ImportError(f"{path} is damaged")
     # The library asks for this on being loaded.
     from fused.torch_internals.kernel_cache import data_pointer_address
 
@@ -146,19 +193,53 @@ def fitting(guard: str) -> Callable[[Sequence[int]], bool]:
     """Compile the guard to a function of the sizes.
 
     Args:
-        guard: a Python expression in ``t``, the sizes.
+        guard: arithmetic and comparisons of ``t``, the sizes, as a Python expression.
+
+    Raises:
+        ValueError: it is something else.
     """
     from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-    check: Callable[[Sequence[int]], bool] = eval(f"lambda t: {guard}", dict(SYMPY_INTERP))
+    tree = ast.parse(f"lambda t: {guard}", mode="eval")
+    if not all(map(_is_arithmetic, ast.walk(tree.body.body))):  # type: ignore[attr-defined]
+        raise ValueError(f"{guard} is no comparison of sizes")
+    check: Callable[[Sequence[int]], bool] = eval(compile(tree, "<fused guard>", "eval"), dict(SYMPY_INTERP))
     return check
 
 
+def _is_arithmetic(node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in _NAMES
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.value, ast.Name) and node.value.id == "math" and not node.attr.startswith("_")
+    return isinstance(node, _ARITHMETIC)
+
+
+_NAMES: tuple[str, ...] = ("t", "math", "min", "max", "abs", "int", "float", "bool", "round")
+_NAMES += ("IsNonOverlappingAndDenseIndicator", "cast_symbool_to_symint_guardless")
+_ARITHMETIC: tuple[type, ...] = (
+    ast.BoolOp,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.Compare,
+    ast.Call,
+    ast.Subscript,
+    ast.Constant,
+    ast.Name,
+)
+_ARITHMETIC += (ast.boolop, ast.operator, ast.unaryop, ast.cmpop, ast.expr_context)
+
+
 def load(folder: Path, sizes: Sequence[int]) -> Kernel | None:
-    """Load a kernel for ``sizes`` from this folder, or return None if none fits or its libraries are missing."""
+    """Load a kernel for ``sizes`` from this folder, or return None if none fits, or is whole and private."""
+    if not is_private(folder):
+        return None
     for path in sorted(folder.glob("*.json")):
         try:
-            values = json.loads(path.read_text())
+            text = path.read_text()
+            if path.stem != _name(text) or not is_private(path):
+                continue
+            values = json.loads(text)
             stored = Stored(**{**values, "results": tuple(values["results"])})
             if fitting(stored.guard)(sizes):
                 return stored.kernel()
@@ -170,7 +251,12 @@ def load(folder: Path, sizes: Sequence[int]) -> Kernel | None:
 def save(folder: Path, stored: Stored) -> None:
     """Save a kernel in the folder, if it can be written."""
     text = json.dumps(asdict(stored))
-    write(folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json", text)
+    write(folder / f"{_name(text)}.json", text)
+
+
+def _name(text: str) -> str:
+    """Return the name of an entry, which tells a damaged one."""
+    return digest(text.encode())[:16]
 
 
 def write(path: Path, text: str) -> None:

@@ -35,8 +35,8 @@ def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = No
             True for everything.
 
     Raises:
-        RecipeError: it names what is not trusted; or the recipe is for another architecture, or a step has a different result. The message names the
-            step and the nearest match. The model is left unchanged.
+        RecipeError: it names what is not trusted; or the recipe is for another architecture, or a step has a different
+            result. The message names the step and the nearest match. The model is left unchanged.
     """
     refuse_untrusted(recipe, trust)
     sch = model.root if isinstance(model, Schedule) else create_schedule(model, example_inputs)

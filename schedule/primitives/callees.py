@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fused.backends import availability
+from fused.backends import availability, kernel_store
 from schedule.capture.tracing.portable import pack_graph, unpack_graph
 from schedule.capture.tracing.specialization import compiled
 from schedule.patterns import GraphMatch
@@ -97,6 +97,7 @@ class CompiledRegion(Region):
         if reason is not None:
             availability.warn_once(f"{self.__name__} runs uncompiled: {reason}")
             return self._run
+        kernel_store.cache()  # the compiler loads what it finds there
         made: Callable[..., Any] = torch.compile(self._run, dynamic=True, options=_OPTIONS)
         return made
 

@@ -22,6 +22,7 @@ from fused.sharding import local_part
 from fused.torch_internals.sharded import initialize_state
 from schedule.distributed.checkpoint.layout import Layout
 from schedule.distributed.checkpoint.pieces import Pieces
+from schedule.distributed.checkpoint.trusted_loading import load_into
 from schedule.distributed.checkpoint.writing import ReplacingWriter
 from schedule.util.errors import ShardError
 
@@ -96,15 +97,15 @@ def load_sharded(
         ShardError: the optimizer has parameters that the model has not, or a group of which parameters were saved with
             different settings, such as their learning rate.
     """
-    no_dist, state, settings = not dist.is_initialized(), sharded_state(model), list[dict[str, Any]]()
+    state, settings = sharded_state(model), list[dict[str, Any]]()
     if optimizer is not None:
         initialize_state(optimizer)
         own = optimizer_state(model, optimizer)
         saved = {name: value for name, value in own.items() if name.startswith(_SETTINGS)}
-        dcp.load(saved, checkpoint_id=path, no_dist=no_dist)
+        load_into(saved, path)
         settings = _settings_of_groups(model, optimizer, saved)
         state |= {name: value for name, value in own.items() if name not in saved}
-    dcp.load(state, checkpoint_id=path, no_dist=no_dist)
+    load_into(state, path)
     for group, values in zip(optimizer.param_groups if optimizer is not None else (), settings, strict=True):
         group.update(values)
 

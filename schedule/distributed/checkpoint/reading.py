@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from schedule.distributed.checkpoint.initialize import initialize, without_data
 from schedule.distributed.checkpoint.pieces import Pieces
 from schedule.distributed.checkpoint.slots import Slot
+from schedule.distributed.checkpoint.trusted_loading import load_into, read_metadata
 from schedule.util.errors import NotApplicable
 from schedule.util.generators import generator_states, restore_generators
 
@@ -82,14 +81,14 @@ def _read_safetensors(
 
 
 def _read_distributed(root: nn.Module, slots: Sequence[Slot], folder: Path, device: torch.device) -> list[Slot]:
-    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    stored = read_metadata(folder).state_dict_metadata
     named, unsaved = _named(root, slots, stored, str(folder))
     shares = {}
     for slot, name in named.items():
         _check_shape(slot, name, getattr(stored[name], "size", torch.Size()))
         shares[slot] = slot.empty_share(device)
     state: dict[str, Any] = {name: Pieces(shares[slot], slot.layout) for slot, name in named.items()}
-    dcp.load(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
+    load_into(state, folder)
     for slot, share in shares.items():
         slot.fill(share)
     return unsaved
