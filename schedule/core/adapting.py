@@ -36,7 +36,7 @@ from schedule.capture.tracing.environment import (
     quiet_autocast,
 )
 from schedule.capture.tracing.guards import GuardMiss
-from schedule.capture.tracing.hooks import acts_now, first_hook
+from schedule.capture.tracing.hooks import acts_now, first_hook, own_forward
 from schedule.capture.tracing.messages import MESSAGES
 from schedule.capture.tracing.opaque import Constant
 from schedule.capture.tracing.sharing import has_constants, structural_key
@@ -272,7 +272,8 @@ def _refuse(module: nn.Module) -> None:
         if path and acts_now(child):
             raise NotApplicable(f"{path} has a hook ({first_hook(child)})", fix="remove the hook")
         if "forward" in vars(child):
-            raise NotApplicable(f"{path or 'the module'} has a forward of its own, set on the object", fix="remove it")
+            why = f"{path or 'the module'} has a forward of its own, set on the object: {own_forward(child)}"
+            raise NotApplicable(why, fix="remove it")
 
 
 def _altered(module: nn.Module) -> bool:

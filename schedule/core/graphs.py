@@ -17,14 +17,14 @@ from schedule.capture.recording.recording import Call, Recording, as_call, undis
 from schedule.capture.recording.structure import map_structure, tensors
 from schedule.capture.snapshots import Snapshot, modes_restored
 from schedule.capture.tracing.guards import GuardMiss
-from schedule.capture.tracing.hooks import is_hooked, nothing_collected
+from schedule.capture.tracing.hooks import is_hooked, nothing_collected, own_forward
 from schedule.capture.tracing.specialization import Specialization, original_class, specialize
 from schedule.capture.tracing.unchanged import written
 from schedule.core.wrapping import unwrapped, wrapped
 from schedule.runtime.logs import log_trace
 from schedule.runtime.scheduled import ScheduledState, as_scheduled, forward_of, state_of, uncounted
 from schedule.util.copying import copied_where_possible
-from schedule.util.errors import ShardError, TraceError
+from schedule.util.errors import NotApplicable, ShardError, TraceError
 from schedule.util.generators import State, all_states, set_states
 from schedule.util.indices import indices_checked
 from schedule.util.internal_errors import InternalError, contained, own_errors
@@ -68,11 +68,13 @@ class Graphs:
         """The recorded run of the root, made on first access.
 
         Raises:
-            NotApplicable: the model refuses the example inputs, or none were given and none can be generated.
+            NotApplicable: the model refuses the example inputs, or none were given and none can be generated; or its
+            weights are elsewhere between calls.
         """
         if self._recording is None:
             if self.example_inputs is None:
                 self.example_inputs = found_inputs(self.root)
+            _refuse_moved_weights(self.root)
             with uncounted(self.root), own_errors("recording"):
                 self._recording = recordings.record(self.root, placed(self.root, self.example_inputs))
         return self._recording
@@ -191,7 +193,7 @@ class Graphs:
         path = self._path_of(module)
         if "forward" in vars(module):
             raise TraceError(
-                f"{path or 'the root'} has a forward of its own, set on the object",
+                f"{path or 'the root'} has a forward of its own, set on the object: {own_forward(module)}",
                 fix="schedule the model before forward is replaced, or remove the replacement",
             )
         calls = self.calls(module)
@@ -292,6 +294,17 @@ class Graphs:
             batch = placed(self.root, self.example_inputs)
             self._batches = [*small_shapes(batch), *other_shapes(batch)[:_CHECKED_SHAPES]]
         return self._batches
+
+
+def _refuse_moved_weights(root: nn.Module) -> None:
+    """Raise if a forward that is set on a module brings its weights to their device, and takes them away again."""
+    for path, module in root.named_modules():
+        if (forward := own_forward(module)) and any(parameter.is_meta for parameter in module.parameters()):
+            raise NotApplicable(
+                f"{path or 'the root'} runs {forward}, set on the object, and its weights are on the meta device: they "
+                "are brought for each call, which graphs do not do",
+                fix="schedule a model whose weights stay in place",
+            )
 
 
 class _Comparison:

@@ -30,12 +30,12 @@ class OptimizeCallback(TrainerCallback):
         rules, cost_guard: as for :func:`schedule.optimize`.
         check: verify the rewritten model against the original before the first step.
         keep: leave the model scheduled when training ends; otherwise undo all steps.
-        writer: where to write the two numbers below as scalars at each log: anything with
+        writer: where to write the numbers below as scalars at each log: anything with
             ``add_scalar(name, value, step)``, such as ``torch.utils.tensorboard.SummaryWriter("runs/fxschedule")``.
 
-    At each log of the Trainer, ``fxschedule/fallbacks`` (calls that ran an original forward so far) and
-    ``fxschedule/adaptations`` (further kinds of calls that got graphs of their own) are added to ``state.log_history``,
-    and so to ``trainer_state.json``.
+    At each log of the Trainer, ``fxschedule/active`` (rewrites in effect now), ``fxschedule/fallbacks`` (calls that ran
+    an original forward so far) and ``fxschedule/adaptations`` (further kinds of calls that got graphs of their own) are
+    added to ``state.log_history``, and so to ``trainer_state.json``.
 
     Attributes:
         report: report of the rewrites, once training has begun.
@@ -91,10 +91,10 @@ class OptimizeCallback(TrainerCallback):
         hook = model.register_forward_pre_hook(rewrite, with_kwargs=True)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
-        """Add the numbers of fallbacks and adaptations to what is logged."""
+        """Add the numbers of rewrites in effect, fallbacks and adaptations to what is logged."""
         if self.report is None:
             return
-        counts = {"fallbacks": sum(self.report.fallbacks.values())}
+        counts = {"active": self.report.active, "fallbacks": sum(self.report.fallbacks.values())}
         counts["adaptations"] = sum(map(len, self.report.adapted.values()))
         for name, count in counts.items():
             for entry in (logs, *state.log_history[-1:]):

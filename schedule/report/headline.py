@@ -35,13 +35,18 @@ class Figure:
     tone: Tone
 
 
-def rewrites(entries: Sequence[Entry], running: Iterable[str] = ()) -> Figure:
-    """Return the number of matches rewritten, and of internal errors, ``running`` those of calls since."""
+def rewrites(entries: Sequence[Entry], running: Iterable[str] = (), active: int | None = None) -> Figure:
+    """Return the number of matches rewritten, and of internal errors, ``running`` those of calls since.
+
+    ``active`` of them are in effect, in modules whose last call ran a graph; all if None.
+    """
     matches, modules = _applied(entries)
     note = f"in {modules}" if matches else "nothing was changed"
+    idle = 0 if active is None else matches - active
+    note += f"; {idle} not in effect: calls run the original forward" if idle else ""
     if internal := list(internal_errors(entries, running)):
         return Figure("rewrites", str(matches), f"{note}; {counted(len(internal), 'internal error')}", "bad")
-    return Figure("rewrites", str(matches), note, "good" if matches else "neutral")
+    return Figure("rewrites", str(matches), note, "bad" if idle else "good" if matches else "neutral")
 
 
 def internal_errors(entries: Iterable[Entry], running: Iterable[str]) -> Iterator[str]:
@@ -93,15 +98,23 @@ def verified(found: EquivalenceReport | None) -> Figure:
 
 
 def sentence(
-    entries: Sequence[Entry], measured: Mapping[str, Cost], timing: TimeRatio | None, running: Iterable[str] = ()
+    entries: Sequence[Entry],
+    measured: Mapping[str, Cost],
+    timing: TimeRatio | None,
+    running: Iterable[str] = (),
+    active: int | None = None,
 ) -> str:
     """Return what was rewritten, and what a training step costs now if that was measured.
 
-    After internal errors, ``running`` those of calls since, it begins with them.
+    After internal errors, ``running`` those of calls since, it begins with them. It ends with how many matches are not
+    in effect, if ``active`` are.
     """
     internal = list(internal_errors(entries, running))
     failed = f"{counted(len(internal), 'internal error')} of this package, see below. " if internal else ""
-    return failed + _sentence(entries, measured, timing)
+    matches, _ = _applied(entries)
+    idle = 0 if active is None else matches - active
+    now = f" {idle} of {matches} not in effect: the last calls ran the original forward, see below." if idle else ""
+    return failed + _sentence(entries, measured, timing) + now
 
 
 def _sentence(entries: Sequence[Entry], measured: Mapping[str, Cost], timing: TimeRatio | None) -> str:

@@ -167,6 +167,18 @@ class Report:
         return {path: state.fallbacks for path, state in states if state is not None and state.fallbacks}
 
     @property
+    def falling_back(self) -> list[str]:
+        """Scheduled modules whose last call ran the original forward."""
+        states = ((path, state_of(module)) for path, module in self.model.named_modules())
+        return [path for path, state in states if state is not None and state.fallbacks and state.ran == "forward"]
+
+    @property
+    def active(self) -> int:
+        """Number of matches in effect: those applied, except in modules that are :attr:`falling_back`."""
+        idle = self.falling_back
+        return sum(entry.count for entry in self.select(status="applied") if entry.path not in idle)
+
+    @property
     def adapted(self) -> dict[str, list[str]]:
         """Scheduled module → further kinds of calls with graphs made since, and the rewrites in them."""
         return self._adaptations(lambda each: each.summary)
@@ -191,6 +203,7 @@ class Report:
             "unmeasured": self.unmeasured,
             "time": None if self.timing is None else asdict(self.timing),
             "verified": None if self.verified is None else self.verified.equal,
+            "active": self.active,
             "fallbacks": self.fallbacks,
             "adapted": self.adapted,
             "declined": self.declined,
@@ -250,12 +263,12 @@ class Report:
     @property
     def sentence(self) -> str:
         """What was rewritten, and its effect on a training step if that was measured."""
-        return headline.sentence(self.entries, self.measured, self.timing, self.internal_errors)
+        return headline.sentence(self.entries, self.measured, self.timing, self.internal_errors, self.active)
 
     def figures(self) -> list[Figure]:
         """Return the four figures: rewrites, bytes saved for backward, time of a step, equality of results."""
         return [
-            headline.rewrites(self.entries, self.internal_errors),
+            headline.rewrites(self.entries, self.internal_errors, self.active),
             headline.saved(self.measured, self.unmeasured),
             headline.step_time(self.timing),
             headline.verified(self.verified),

@@ -9,11 +9,12 @@ counted, and warns once.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import fx, nn
@@ -89,7 +90,7 @@ class ScheduledState:
         fallbacks: how many calls ran the original forward.
         last_miss: description of the arguments of the first such call.
         internal_errors: errors of our own code while calls were dispatched; the calls ran the original forward.
-        unused: whether neither a graph nor the original forward has run yet.
+        ran: what the last call ran, a ``"graph"`` or the original ``"forward"``; "" before the first.
         owner: the module.
         selects: failed checks → function that selects among the graphs made for calls that fail them.
         checks: for each graph in dispatch, the conditions that ``torch.compile`` checks before each call.
@@ -114,7 +115,7 @@ class ScheduledState:
         self.fallbacks = 0
         self.last_miss = ""
         self.internal_errors: tuple[str, ...] = ()
-        self.unused = True
+        self.ran: Literal["", "graph", "forward"] = ""
         self.owner = Owner()
         self.select = self._dispatch()
 
@@ -138,7 +139,7 @@ class ScheduledState:
             if why.startswith(INTERNAL):
                 return self.fall_back(module, args, kwargs, why)
             return self.first_run(module, args, kwargs, why) if why else self.original(module, *args, **kwargs)
-        self.unused = False
+        self.ran = "graph"
         try:
             return run(*given)
         except GuardMiss as miss:
@@ -309,6 +310,11 @@ class ScheduledState:
         return f"{self.name or 'the root module'} ({self.module_class.__name__})"
 
     @property
+    def kind(self) -> str:
+        """The label, with ``*`` for numbers in the path: the same for like layers, so that Python warns once."""
+        return re.sub(r"(?<![^.])\d+(?![^. ])", "*", self.label)
+
+    @property
     def original(self) -> Callable[..., Any]:
         """Fallback forward."""
         return self.module_class.forward if self.forward is None else self.forward
@@ -319,13 +325,15 @@ class ScheduledState:
         It is not counted as a fallback if graphs take such calls from now on: the forward has set state they read,
         such as a lazily made cache. The recorded run had set it too, but was undone.
         """
-        if not self.unused or not self.specializations or is_only_traced(args, kwargs):
+        if self.ran or not self.specializations or is_only_traced(args, kwargs):
             return self.fall_back(module, args, kwargs, why)
-        self.unused = takes = False
+        takes, self.ran = False, "forward"
         log_missed(self.name, self.specializations, module)
         try:
             result = self.original(module, *args, **kwargs)
             takes = self._takes(module, args, kwargs)
+            if takes:
+                self.ran = "graph"
             return result
         finally:
             if not takes:
@@ -360,6 +368,7 @@ class ScheduledState:
     def _count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
         if self.specializations and not is_only_traced(args, kwargs):
             self.fallbacks += 1
+            self.ran = "forward"
             if is_on("fallbacks"):
                 received = summary(args, kwargs)
                 facts = {"module": self.name, "count": self.fallbacks, "received": received, "reason": why}
@@ -368,7 +377,7 @@ class ScheduledState:
                 self.last_miss = summary(args, kwargs)
                 because = f". No graph could be made for it: {why}" if why else ""
                 warnings.warn(
-                    f"{self.label}: a call differs from the recorded ones and runs the original forward; correct, not "
+                    f"{self.kind}: a call differs from the recorded ones and runs the original forward; correct, not "
                     f"optimized. It received {self.last_miss}{because}",
                     FallbackWarning,
                     stacklevel=6,
@@ -407,14 +416,14 @@ def without_new_graphs(root: nn.Module) -> Iterator[None]:
 def uncounted(root: nn.Module) -> Iterator[None]:
     """Keep our own calls of ``root`` from counting as fallbacks or warning."""
     states = states_in(root)
-    fallbacks = [state.fallbacks for state in states]
+    before = [(state.fallbacks, state.ran) for state in states]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
             yield
     finally:
-        for state, count in zip(states, fallbacks, strict=True):
-            state.fallbacks = count
+        for state, (count, ran) in zip(states, before, strict=True):
+            state.fallbacks, state.ran = count, ran
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any]:

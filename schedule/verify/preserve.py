@@ -28,7 +28,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     copies = _copies(data)
     grads = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     state = Snapshot({"self": model}, known=tensors)
-    unused = [(own, own.unused) for own in states_in(model)]
+    ran = [(own, own.ran) for own in states_in(model)]
     try:
         for tensor, copy in zip(tensors, copies, strict=True):
             if _is_plain(tensor.data):
@@ -47,8 +47,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(requires_grad)
             parameter.grad = grad
         restore_generators(generators)
-        for own, flag in unused:
-            own.unused = flag
+        for own, what in ran:
+            own.ran = what
         state.restore()
 
 

@@ -186,7 +186,7 @@ def _watching(seen: _Observed, model: nn.Module, stage: str) -> Iterator[None]:
         code = frame.f_code
         if event == "call" and code is dispatch:
             module = frame.f_locals["module"]
-            first = frame.f_locals["self"].unused  # what the first call sets up is no difference
+            first = not frame.f_locals["self"].ran  # what the first call sets up is no difference
             stack.append((frame, module, _count(module), [first]))
         elif event == "call" and code.co_filename.startswith(graph) and stack:
             owner = next(iter(frame.f_locals.values()), None)

@@ -169,6 +169,31 @@ def test_costs_and_later_calls_are_on_the_page() -> None:
     assert f"{report.adapted['0'][0]} in 0" in read and "1 of 1" in read
 
 
+@pytest.mark.unreplayable("a hook is put on beside the schedule, from then on the original forward runs")
+def test_what_is_in_effect_now_is_told() -> None:
+    model = nn.Sequential(MLP(), MLP())
+    report = rewritten(model)
+    matches = report.count()
+    with fused.backend("reference"), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        model(X)
+        assert report.active == matches and report.falling_back == [] and "not in effect" not in str(report)
+        hooks = [each.fc1.register_forward_hook(lambda *_: None) for each in model]
+        model(X)
+        assert report.active == 0 and report.falling_back == ["0", "1"] and report.to_dict()["active"] == 0
+        assert report.sentence.endswith(
+            f"{matches} of {matches} not in effect: the last calls ran the original forward, see below."
+        )
+        assert report.figures()[0].tone == "bad" and "not in effect" in report.to_html()
+        hooks[0].remove()
+        model(X)
+        assert report.active == matches // 2 and report.falling_back == ["1"]
+        hooks[1].remove()
+        model(X)
+        assert report.active == matches and "not in effect" not in report.sentence
+    assert len([each for each in told if each.category is schedule.FallbackWarning]) == 1, "one for like layers"
+
+
 def test_only_measuring_runs_the_model() -> None:
     report = rewritten(nn.Sequential(MLP(), MLP()))
     calls: list[nn.Module] = []

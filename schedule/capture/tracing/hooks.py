@@ -7,6 +7,7 @@ hooks are part of the trace. A graph of only the layer is valid while no outputs
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -49,8 +50,17 @@ def acts_now(module: nn.Module) -> bool:
 
 def first_hook(module: nn.Module) -> str:
     """Return the name of a hook of ``module``, for messages: the library that registered it is seldom the user's."""
-    hook = next(hook for table in _TABLES for hook in getattr(module, table).values())
-    named = hook if hasattr(hook, "__qualname__") else type(hook)
+    return _name_of(next(hook for table in _TABLES for hook in getattr(module, table).values()))
+
+
+def own_forward(module: nn.Module) -> str:
+    """Return the name of the forward that was set on the object ``module`` itself, or "" if there is none."""
+    forward = vars(module).get("forward")
+    return "" if forward is None else _name_of(forward.func if isinstance(forward, functools.partial) else forward)
+
+
+def _name_of(function: Any) -> str:
+    named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 
 
