@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 import fused
 from schedule.capture.examples.shapes import other_shapes
 from schedule.capture.recording.calls import interceptable
-from schedule.capture.recording.recording import Call, Recording, recorded
+from schedule.capture.recording.recording import Call, Recording, is_fully_sharded, recorded
 from schedule.capture.recording.source import NeedsData
 from schedule.capture.recording.structure import map_structure
 from schedule.capture.snapshots import restored
@@ -313,6 +313,10 @@ class Shadow:
         for child in module.modules():
             if (state := state_of(child)) is not None:
                 memo[id(state)] = state
+        if is_fully_sharded(module):
+            memo |= {id(value): value for value in vars(module).values() if _is_of_distributed(value)}
+            twin = memo[id(module)] = object.__new__(type(module))  # the class of FSDP2 refuses to be copied
+            vars(twin).update(copied(vars(module), lambda tensor: tensor, memo))
         self.module = copied(module, lambda tensor: tensor, memo)
         self._originals = {id(memo[id(one)]): one for one in memo.get(id(memo), ()) if id(one) in memo}
 
@@ -327,6 +331,12 @@ class Shadow:
         if isinstance(value, types.MethodType):
             return types.MethodType(value.__func__, self._original(value.__self__))
         return self._originals.get(id(value), value)
+
+
+def _is_of_distributed(value: Any) -> bool:
+    """Check whether an attribute is state of torch's wrappers, by module or in a dict of them."""
+    inner = [*value, *value.values()] if isinstance(value, dict) else [value]
+    return any(getattr(type(each), "__module__", "").startswith("torch.distributed") for each in inner)
 
 
 # -- checking ------------------------------------------------------------------------------------------------

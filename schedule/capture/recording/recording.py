@@ -13,7 +13,7 @@ import numbers
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -332,8 +332,8 @@ def undisturbed(root: nn.Module, *inputs: Any) -> Iterator[Snapshot]:
             "torch.nn.utils.parametrize.cached() is active, and would keep tensors without data",
             fix="schedule the model outside of that block",
         )
-    for sharded in _sharded(root):
-        sharded._get_fsdp_state()._lazy_init()  # else the first forward registers hooks, which are not leftovers
+    for _, state in _sharded(root):
+        state._lazy_init()  # else the first forward registers hooks, which are not leftovers
     flags = [(module, module.training) for module in root.modules()]
     generators = generator_states(root)
     with modes_restored(), restored({"self": root, "example inputs": inputs}) as before:
@@ -343,11 +343,21 @@ def undisturbed(root: nn.Module, *inputs: Any) -> Iterator[Snapshot]:
             for module, training in flags:
                 module.training = training
             restore_generators(generators)
-            for sharded in _sharded(root):
+            for sharded, _ in _sharded(root):
                 sharded.reshard()  # outside a step, `parameters()` are the sharded ones
 
 
-def _sharded(root: nn.Module) -> list[Any]:
-    """Return the modules in ``root`` sharded by ``fully_shard``, outer ones first."""
+def is_fully_sharded(module: nn.Module) -> bool:
+    """Check whether ``fully_shard`` was applied to ``module`` itself."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    return [] if fsdp is None else [module for module in root.modules() if isinstance(module, fsdp.FSDPModule)]
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def _sharded(root: nn.Module) -> list[tuple[Any, Any]]:
+    """Return the modules in ``root`` sharded by ``fully_shard``, outer ones first, with torch's states of them."""
+    found: list[tuple[Any, Any]] = []
+    for module in root.modules():
+        if is_fully_sharded(module):
+            with suppress(ValueError, RuntimeError):  # a copy that is traced has no state
+                found.append((module, module._get_fsdp_state()))  # type: ignore[operator]
+    return found
