@@ -69,6 +69,7 @@ sweep: $(INSTALLED)
 
 sweep-beyond: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/libraries -r tests/sweep/libraries.txt
+	PYTHONPATH=build/libraries $(PYTEST) -m slow tests/huggingface/test_quantized.py
 	PYTHONPATH=build/libraries $(BIN)/python -m tests.sweep --beyond
 
 bench: $(INSTALLED)

@@ -190,44 +190,34 @@ def _processor_flags() -> str:
 
 @functools.cache
 def fitting(guard: str) -> Callable[[Sequence[int]], bool]:
-    """Compile the guard to a function of the sizes.
-
-    Args:
-        guard: arithmetic and comparisons of ``t``, the sizes, as a Python expression.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Compile the guard, a Python expression in ``t``, to a function of the sizes."""
     from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-    tree = ast.parse(f"lambda t: {guard}", mode="eval")
-    if not all(map(_is_arithmetic, ast.walk(tree.body.body))):  # type: ignore[attr-defined]
-        raise ValueError(f"{guard} is no comparison of sizes")
-    check: Callable[[Sequence[int]], bool] = eval(compile(tree, "<fused guard>", "eval"), dict(SYMPY_INTERP))
+    check: Callable[[Sequence[int]], bool] = eval(f"lambda t: {guard}", dict(SYMPY_INTERP))
     return check
 
 
-def _is_arithmetic(node: ast.AST) -> bool:
+def is_arithmetic(guard: str) -> bool:
+    """Check whether a guard only computes with sizes and compares them."""
+    try:
+        return all(map(_is_harmless, ast.walk(ast.parse(f"({guard})", mode="eval"))))
+    except SyntaxError:
+        return False
+
+
+def _is_harmless(node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
         return node.id in _NAMES
     if isinstance(node, ast.Attribute):
-        return isinstance(node.value, ast.Name) and node.value.id == "math" and not node.attr.startswith("_")
+        owner = node.value.id if isinstance(node.value, ast.Name) else ""
+        return (owner == "math" and not node.attr.startswith("_")) or (owner == "torch" and "sym_" in node.attr[:5])
     return isinstance(node, _ARITHMETIC)
 
 
-_NAMES: tuple[str, ...] = ("t", "math", "min", "max", "abs", "int", "float", "bool", "round")
+_NAMES: tuple[str, ...] = ("t", "math", "torch", "min", "max", "abs", "int", "float", "bool", "round")
 _NAMES += ("IsNonOverlappingAndDenseIndicator", "cast_symbool_to_symint_guardless")
-_ARITHMETIC: tuple[type, ...] = (
-    ast.BoolOp,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.Compare,
-    ast.Call,
-    ast.Subscript,
-    ast.Constant,
-    ast.Name,
-)
-_ARITHMETIC += (ast.boolop, ast.operator, ast.unaryop, ast.cmpop, ast.expr_context)
+_ARITHMETIC: tuple[type, ...] = (ast.Expression, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call)
+_ARITHMETIC += (ast.Subscript, ast.Constant, ast.boolop, ast.operator, ast.unaryop, ast.cmpop, ast.expr_context)
 
 
 def load(folder: Path, sizes: Sequence[int]) -> Kernel | None:
@@ -241,7 +231,7 @@ def load(folder: Path, sizes: Sequence[int]) -> Kernel | None:
                 continue
             values = json.loads(text)
             stored = Stored(**{**values, "results": tuple(values["results"])})
-            if fitting(stored.guard)(sizes):
+            if is_arithmetic(stored.guard) and fitting(stored.guard)(sizes):
                 return stored.kernel()
         except Exception:
             continue  # not whole, or its library was cleared away: compiled anew, whatever it is
@@ -249,7 +239,9 @@ def load(folder: Path, sizes: Sequence[int]) -> Kernel | None:
 
 
 def save(folder: Path, stored: Stored) -> None:
-    """Save a kernel in the folder, if it can be written."""
+    """Save a kernel in the folder, if it can be written, and its guard is arithmetic."""
+    if not is_arithmetic(stored.guard):
+        return
     text = json.dumps(asdict(stored))
     write(folder / f"{_name(text)}.json", text)
 

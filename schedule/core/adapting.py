@@ -181,16 +181,19 @@ class Adapter:
     ) -> tuple[tuple[Specialization, ...], str]:
         shadow = Shadow(module)
         made: list[Specialization] = []
-        with interceptable(shadow.module):
-            if not by_data:
-                with suppress(NeedsData):
-                    made, rewritten = self._traced(shadow, forward, call, recording, autocast)
-            if not made:
-                recording = _with_data(shadow.module, forward, live, recording.grad_enabled)
-                made, rewritten = self._traced(shadow, forward, recording.calls[shadow.module][0], recording, autocast)
-        if self.rewrites and not rewritten:
-            raise _NothingToRewrite("nothing of what was rewritten occurs in it")
-        with restored({"self": shadow.module}):  # its functions and globals are those of the live module
+        # The parameters, with what is set on them, are those of the live module, as are functions and globals.
+        with restored({"self": shadow.module}):
+            with interceptable(shadow.module):
+                if not by_data:
+                    with suppress(NeedsData):
+                        made, rewritten = self._traced(shadow, forward, call, recording, autocast)
+                if not made:
+                    recording = _with_data(shadow.module, forward, live, recording.grad_enabled)
+                    made, rewritten = self._traced(
+                        shadow, forward, recording.calls[shadow.module][0], recording, autocast
+                    )
+            if self.rewrites and not rewritten:
+                raise _NothingToRewrite("nothing of what was rewritten occurs in it")
             _check(shadow.module, forward, made[1], live)
         done = ", ".join(f"{name} × {count}" for name, count in rewritten.items())
         return tuple(made), f"{_kind(call, autocast)}: {done or 'traced'}"

@@ -279,7 +279,8 @@ def _build(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> 
 
 def _build_both(graph: fx.Graph, inputs: dict[str, Any], scalars: dict[str, Any]) -> tuple[fx.Node, fx.Node]:
     operands, options = _operands(graph, inputs, scalars)
-    options["readers"] = graph.get_attr("_forward_hooks")
+    options["readers"] = hooks = graph.get_attr("_forward_hooks")
+    hooks.meta["spec"] = {}
     both = graph.call_function(attention_and_weights_op, operands, options)
     result, weights = (graph.call_function(operator.getitem, (both, index)) for index in range(2))
     return permuted_node(graph, result, (orders(scalars) or {}).get("result")), weights

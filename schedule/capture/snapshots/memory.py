@@ -9,7 +9,7 @@ import torch
 
 from fused.torch_internals.modes import PassiveDispatchMode
 from fused.torch_internals.schemas import OpOverload, written_arguments
-from fused.torch_internals.tensors import has_own_memory, storage_of
+from fused.torch_internals.tensors import FakeTensor, has_own_memory, storage_of
 from schedule.util.internal_errors import perform
 
 
@@ -50,11 +50,11 @@ class CopyOnWrite(PassiveDispatchMode):
         self._memory = memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not all(
-            map(has_own_memory, types)
-        ):  # wrapper subclasses compute with tensors of their own, which this mode sees next
-            return NotImplemented
         kwargs = kwargs or {}
+        if FakeTensor in types:
+            return perform(func, *args, **kwargs)
+        if not all(map(has_own_memory, types)):  # the mode sees the tensors that they compute with next
+            return NotImplemented
         for tensor in written_arguments(func, args, kwargs) if isinstance(func, OpOverload) else ():
             memory = self._memory.get(storage_of(tensor)) if _has_storage(tensor) else None
             if memory is not None:
