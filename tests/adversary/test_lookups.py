@@ -224,6 +224,77 @@ def test_state_outside_of_the_model(case: str, monkeypatch: pytest.MonkeyPatch) 
                 delattr(owner, name)
 
 
+class Tables(enum.Enum):
+    """Members whose values are tables, which may be changed."""
+
+    FIRST = {"k": 1.5}  # noqa: RUF012
+    SECOND = {"k": 2.5}  # noqa: RUF012
+
+    @property
+    def scale(self) -> float:
+        return self.value["k"]
+
+
+def set_first(m: Any) -> None:
+    Tables.FIRST.value["k"] += 3.0
+
+
+MEMBERS: dict[str, Callable[[Any], Any]] = {
+    "value": lambda m: Tables.FIRST.value["k"],
+    "by name": lambda m: Tables["FIRST"].value["k"],
+    "by attribute": lambda m: getattr(Tables, "FIRST").value["k"],  # noqa: B009
+    "held": lambda m: m.held.value["k"],
+    "private": lambda m: Tables.FIRST._value_["k"],
+    "iterated": lambda m: sum(member.value["k"] for member in Tables),
+    "all members": lambda m: Tables.__members__["FIRST"].value["k"],
+    "property": lambda m: m.held.scale,
+}
+
+
+@pytest.mark.parametrize("case", MEMBERS)
+def test_values_of_enums_that_are_changed_in_place(case: str) -> None:
+    as_untouched(Reading(MEMBERS[case], held=Tables.FIRST), set_first, once=True)
+
+
+def dispatching() -> Any:
+    @functools.singledispatch
+    def scale(box: Any) -> float:
+        return 1.5
+
+    return scale
+
+
+DISPATCHED: dict[str, Callable[[Any, Any], Any]] = {
+    "called": lambda scale, box: scale(box),
+    "asked": lambda scale, box: scale.dispatch(type(box))(box),
+}
+
+
+@pytest.mark.parametrize("base", [False, True])
+@pytest.mark.parametrize("case", DISPATCHED)
+def test_functions_that_get_another_implementation(case: str, base: bool) -> None:
+    scale, kind = dispatching(), fresh()
+    module = Reading(lambda m: DISPATCHED[case](m.scale, m.box), box=kind(2.0), scale=scale)
+    as_untouched(module, lambda m: scale.register(Box if base else kind, lambda box: 4.5), once=True)
+
+
+def test_methods_that_get_another_implementation() -> None:
+    class Dispatching(Reading):
+        @functools.singledispatchmethod
+        def scale(self, box: Any) -> float:
+            return 1.5
+
+    kind = fresh()
+    module, register = Dispatching(lambda m: m.scale(m.box), box=kind(2.0)), vars(Dispatching)["scale"].register
+    as_untouched(module, lambda m: register(kind, lambda self, box: 4.5), once=True)
+
+
+def test_a_class_whose_objects_become_callable() -> None:
+    kind = fresh()
+    module = Reading(lambda m: 1.5 if callable(m.box) else 2.5, box=kind(2.0))
+    as_untouched(module, lambda m: setattr(kind, "__call__", lambda self: 0), once=True)
+
+
 def test_classes_registered_later() -> None:
     class Kind(abc.ABC):  # noqa: B024
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import types
 from collections import deque
@@ -108,6 +109,8 @@ class AttributeReads(Reads):
     def origin_of(self, owner: Any) -> Source | None:
         """Return the source of an outside object, also of one that stays the same, such as a function."""
         source = self.source_of(owner)
+        if source is None and self.on and isinstance(owner, enum.Enum):
+            return Const(owner)  # a member stays the same, but not the content of its value
         if source is None and self.on and is_fixed(owner) and not is_atom(owner):
             made_here = isinstance(owner, types.FunctionType) and is_instrumented(owner)
             return None if made_here else Const(owner)
@@ -160,6 +163,8 @@ class AttributeReads(Reads):
     def _described(self, owner: Any, name: str, raw: Any, source: Source | None) -> Any:
         """Return the value from a data descriptor of the class: a property, a slot."""
         cls = class_of(owner)
+        if isinstance(owner, enum.Enum) and getattr(getattr(raw, "fget", None), "__module__", "") == "enum":
+            return self.read(perform(getattr, owner, name), None if source is None else Attr(source, name))
         if type(raw) is property or self._is_followed_descriptor(raw):
             return self._bind(raw, owner, cls, name)
         if name == "__dict__" and source is not None:

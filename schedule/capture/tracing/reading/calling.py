@@ -34,6 +34,7 @@ from schedule.capture.tracing.reading.origin import is_native_class
 from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, snapshot
 from schedule.capture.tracing.reading.protected import Protected, may_swallow
 from schedule.capture.tracing.reading.queries import KNOWN_MANAGERS, name_of
+from schedule.capture.tracing.reading.resolution import class_of
 from schedule.capture.tracing.reading.sources import Attr, Const, Item, Source
 from schedule.capture.tracing.regions import TrackedBlock, TrackedFlags, sets_flags
 from schedule.capture.tracing.scalars import NumberMethod, scalar_of, symbolic
@@ -45,6 +46,10 @@ _READING |= {"intersection_update", "difference_update", "symmetric_difference_u
 _READING |= {"issubset", "issuperset", "isdisjoint"}
 """Methods of containers that read the containers they are passed."""
 _QUIET = "log once (by a cached function), or keep the module that logs a leaf (`leaves=(…,)`)"
+
+
+_SINGLE_DISPATCH: Any = functools.singledispatch(lambda value: value)
+_DISPATCH: Any = _SINGLE_DISPATCH.dispatch
 
 
 class Calling(NativeCalls):
@@ -157,6 +162,12 @@ class Calling(NativeCalls):
         given: dict[str, Any] = self.mapping(partial.keywords)
         return self.call(function, *self.iterate(partial.args), *args, **{**given, **kwargs})
 
+    def dispatched(self, dispatch: Callable[[type], Any], cls: type) -> Any:
+        """Return the function that ``functools.singledispatch`` has for a class now, with a guard on it."""
+        found = perform(dispatch, cls)
+        self.query(dispatch, (cls,), found)
+        return found
+
     def call_function(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function written in Python."""
         original = unwatched(function)
@@ -166,6 +177,11 @@ class Calling(NativeCalls):
             return mask
         if is_instrumented(function):
             return perform(function, *args, **kwargs)
+        if function.__code__ is _DISPATCH.__code__ and self.on:
+            return self.dispatched(function, args[0])
+        if function.__code__ is _SINGLE_DISPATCH.__code__ and self.on:
+            self.guard_class(args[0])
+            return self.call(self.dispatched(function.dispatch, class_of(args[0])), *args, **kwargs)
         if self.on and function in _PASSING and self._is_native_block(args[0]):
             return self.pass_block(function, args)
         if self.on and (known := self.tracer.index_functions.handles(self, function, args, kwargs)) is not None:

@@ -27,17 +27,10 @@ _OF_KIND = type(torch.FloatTensor)
 """Class of those for tensors of one dtype on one type of device."""
 
 
-def guard_class(ev: Evaluator, value: Any) -> None:
-    """Guard on the class of an object from outside."""
-    source = ev.source_of(value)
-    if source is not None and not is_fixed(value):
-        ev.guard("class", source, class_of(value))
-
-
 @handles(isinstance)
 def _isinstance(ev: Evaluator, value: Any, cls: Any) -> bool:
     classes = [*_classes(ev, cls)]
-    guard_class(ev, value)
+    ev.guard_class(value)
     if isinstance(value, torch.Tensor):
         ev.tracer.ask(value, *(PROPERTIES if any(isinstance(each, _OF_KIND) for each in classes) else ()))
     if isinstance(value, torch.Tensor) and any(map(_is_tensor_class, classes)):
@@ -125,7 +118,7 @@ def is_exactly_tensor(value: torch.Tensor) -> bool:
 def _type(ev: Evaluator, value: Any, *rest: Any, **kwargs: Any) -> Any:
     if rest:
         return perform(type, value, *rest, **kwargs)
-    guard_class(ev, value)
+    ev.guard_class(value)
     if isinstance(value, torch.Tensor):
         ev.tracer.ask(value)
         return _tensor_class(ev, value)
@@ -154,7 +147,8 @@ def _divmod(ev: Evaluator, value: Any, by: Any) -> tuple[Any, Any]:
 
 @handles(callable)
 def _callable(ev: Evaluator, value: Any) -> bool:
-    guard_class(ev, value)
+    ev.guard_class(value)
+    ev.resolve(class_of(value), "__call__")
     return callable(value)
 
 

@@ -18,10 +18,10 @@ from fused.torch_internals.modules import MODULE_CALLS
 from fused.torch_internals.tensors import parse_to
 from schedule.capture.tracing.messages import print_arguments, warn_arguments, warn_at
 from schedule.capture.tracing.opaque import _Watched
+from schedule.capture.tracing.reading import kinds  # noqa: F401 - it has handlers, too
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.following import Handler
 from schedule.capture.tracing.reading.handlers import HANDLERS, handles
-from schedule.capture.tracing.reading.kinds import guard_class
 from schedule.capture.tracing.reading.operators import COMPARING
 from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.plain import is_atom
@@ -247,7 +247,7 @@ def _whole_object(ev: Evaluator, value: Any) -> None:
         return
     if isinstance(value, nn.Module) or not hasattr(value, "__dict__"):
         raise ev.refused(f"the forward copies or lists {described(source)}, a {type(value).__name__}")
-    guard_class(ev, value)
+    ev.guard_class(value)
     own = vars(value)
     ev.guard("keys", DictOf(source), tuple(own))
     for name, item in own.items():

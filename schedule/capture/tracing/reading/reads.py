@@ -120,6 +120,12 @@ class Reads:
             self.guard("class", source, cls)
         return self.resolve(cls, name)
 
+    def guard_class(self, value: Any) -> None:
+        """Guard on the class of an object from outside."""
+        source = self.source_of(value)
+        if source is not None and not is_fixed(value):
+            self.guard("class", source, class_of(value))
+
     def guard_bases(self, cls: type) -> None:
         """Guard on the bases of ``cls``."""
         if is_mutable(cls):
