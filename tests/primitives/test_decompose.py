@@ -71,7 +71,7 @@ def test_wrapping_it_afterwards_still_counts(sch: Schedule) -> None:
     sch["blocks.0.mlp.fc1"].decompose()
     seen = []
     sch.module.blocks[0].mlp.fc1.register_forward_hook(lambda *_: seen.append(1))
-    with pytest.warns(schedule.FallbackWarning, match="blocks.0.mlp"):
+    with pytest.warns(schedule.FallbackWarning, match=r"blocks\.\*\.mlp"):
         sch.module(**ids())
     assert seen
 
