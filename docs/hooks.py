@@ -15,7 +15,8 @@ sys.path.insert(0, str(ROOT))
 from docs.generate import filled  # noqa: E402 - it is found from the root
 from docs.generate.notebooks import Page  # noqa: E402
 
-FROM_ROOT = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+FROM_ROOT = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}
+FROM_ROOT |= {"contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
 """Pages of the site that are files of the repository's root."""
 
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.ipynb"))
