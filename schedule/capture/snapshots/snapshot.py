@@ -104,7 +104,7 @@ class Snapshot:
 
     def copy_on_write(self) -> AbstractContextManager[Any]:
         """Save in the block the data of large parameters before an operation writes to them."""
-        return CopyOnWrite(self._memory)
+        return CopyOnWrite(self._memory) if self._memory else nullcontext()
 
     @contextmanager
     def put_back(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ class SavedTensor:
 
     Args:
         live: the tensor, of any class.
-        known: memory by the address of its storage; that of ``live`` is added.
+        known: memory by the address of its storage; that of ``live`` is added, unless it is cloned.
         cloned: whether to clone it, so that writes past torch are seen too; otherwise an operation has to write to it.
     """
 
@@ -45,7 +45,7 @@ class SavedTensor:
         has_values = own and not self.freed and not live.is_meta
         self.clone = live.detach().clone() if has_values and (cloned or not strided) else None
         self.memory = None
-        if has_values and strided:
+        if has_values and self.clone is None:
             self.memory = known.setdefault(storage_of(live), Memory(live.untyped_storage()))
 
     def parts(self) -> Iterable[Part]:
@@ -81,6 +81,8 @@ class SavedTensor:
         then = self._values()
         if then is None or then.layout is not torch.strided or then.is_nested:
             return self.version is not None and self.live._version != self.version
+        if then.dtype.itemsize > 1 and torch.equal(self.live, then):
+            return False
         return not torch.equal(_bits(self.live.detach()), _bits(then))
 
     def _values(self) -> torch.Tensor | None:
