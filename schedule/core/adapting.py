@@ -50,7 +50,7 @@ from schedule.util.copying import copied
 from schedule.util.errors import NotApplicable, ScheduleError, TraceError
 from schedule.util.generators import generator_states, restore_generators
 from schedule.util.indices import indices_checked
-from schedule.util.internal_errors import InternalError, contained, own_errors, raise_if_own
+from schedule.util.internal_errors import InternalError, contained, own_errors, perform, raise_if_own
 from schedule.util.user_code import UserCodeError, user_code
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization,
             (args, kwargs), (own_args, own_kwargs) = map_structure(batch, _own), map_structure(batch, _own)
             try:
                 with user_code(), indices_checked(batch), restored({"self": shadow}):
-                    expected = forward(shadow, *args, **kwargs)
+                    expected = perform(forward, shadow, *args, **kwargs)
             except UserCodeError as failed:  # it does not take this shape
                 if batch is live:
                     raise failed.error from None

@@ -31,7 +31,7 @@ from schedule.runtime.call_kinds import adapting, is_only_traced, sees_functions
 from schedule.runtime.classes import STATE, Owner, put_on, scheduled_class, take_off, wraps_forward
 from schedule.runtime.dispatch import Declined, Select, Selected, generated_check, generated_select
 from schedule.runtime.logs import log_guards, log_missed
-from schedule.util.internal_errors import INTERNAL, InternalError, contained, is_generated, own_errors
+from schedule.util.internal_errors import INTERNAL, InternalError, contained, is_generated, own_errors, perform
 from schedule.util.logs import is_on, log
 
 MAX_ADAPTATIONS = 8
@@ -330,7 +330,7 @@ class ScheduledState:
         takes, self.ran = False, "forward"
         log_missed(self.name, self.specializations, module)
         try:
-            result = self.original(module, *args, **kwargs)
+            result = perform(self.original, module, *args, **kwargs)
             takes = self._takes(module, args, kwargs)
             if takes:
                 self.ran = "graph"
@@ -353,7 +353,7 @@ class ScheduledState:
         """Run the original forward for a call, counted by :meth:`count_fallback`."""
         self.count_fallback(args, kwargs, why)
         log_missed(self.name, self.specializations, module)
-        return self.original(module, *args, **kwargs)
+        return perform(self.original, module, *args, **kwargs)
 
     def count_fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
         """Count a call of the original forward and warn the first time, unless there are no graphs to run."""

@@ -18,6 +18,7 @@ from schedule.capture.examples.documented import documented
 from schedule.capture.examples.questions import because, no_forward, nothing_says, question
 from schedule.capture.examples.sizes import Layouts, Sizes
 from schedule.capture.recording.recording import undisturbed
+from schedule.util.internal_errors import perform
 from schedule.util.user_code import UserCodeError, user_code
 
 Inputs = dict[str, torch.Tensor]
@@ -213,7 +214,7 @@ class _Search:
         given = {name: batch[name] for name in batch if name in wanted}
         try:
             with user_code(), self.evaluating(batch):
-                found = method(**given)
+                found = perform(method, **given)
         except UserCodeError as failed:
             self.note(failed.error, given)
             return 0

@@ -284,7 +284,7 @@ def recorded(
             received = recording.describe(args), recording.describe(kwargs)
             versions = [(given, given._version) for given in tensors((args, kwargs)) if not given.is_inference()]
         with watching.inside(module):
-            output = call(*args, **kwargs)
+            output = perform(call, *args, **kwargs)
         with DisableTorchFunction():
             if any(given._version != version for given, version in versions):
                 recording.changing.add(module)

@@ -198,3 +198,27 @@ class Session(nn.Module):
 def test_the_question_names_what_nothing_is_known_of() -> None:
     with pytest.raises(NotApplicable, match=r"neither the config nor the docstring .* says what session should be"):
         example_inputs(Session())
+
+
+class Seeing(nn.Module):
+    """A model whose method for features asks for more than an example has at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = hf.LlavaConfig(
+            text_config={"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1},
+            vision_config={"image_size": 32, "patch_size": 16, "hidden_size": 32, "num_attention_heads": 2},
+            image_token_id=7,
+        )
+        self.embed = nn.Embedding(64, 8)
+
+    def get_image_features(self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor) -> torch.Tensor:
+        return pixel_values.flatten(2)
+
+    def forward(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.embed(input_ids) + pixel_values.mean()
+
+
+def test_a_method_that_asks_for_more_is_no_error_of_ours() -> None:
+    batch = example_inputs(Seeing(), repair=repaired)
+    assert {"input_ids", "pixel_values"} <= batch.keys()
