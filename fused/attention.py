@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Sized
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,18 @@ Repetition = tuple[Sequence[int], Sequence[int] | None]
 """Sizes to expand ``[batch, heads, 1, tokens, features]`` to, and the shape afterwards; None to merge dims 1 and 2."""
 Operands = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 """Queries, keys, values, a bias and a mask."""
+
+
+class _Settings(NamedTuple):
+    """The keyword arguments of :func:`attention`, once heads are repeated."""
+
+    dropout_p: float = 0.0
+    scale: float = 1.0
+    enable_gqa: bool = False
+    filled: Filling | None = None
+    filled_last: Filling | None = None
+    sink: Tensor | None = None
+
 
 _FAR = -128.0
 """A row whose every key has less added to it is computed as eager torch does: a float32 is exact to 1e-5 up to here."""
@@ -77,8 +89,8 @@ def attention(
     Raises:
         RuntimeError: for shapes that do not fit, as the expression does.
     """
-    how = dropout_p, scale, enable_gqa, filled, filled_last, sink
-    return _attention((q, k, v, bias, attn_mask), repeated, *how)[0]
+    operands, enable_gqa = _repeated((q, k, v, bias, attn_mask), repeated, enable_gqa)
+    return _attention(operands, _Settings(dropout_p, scale, enable_gqa, filled, filled_last, sink))[0]
 
 
 def attention_and_weights(
@@ -110,72 +122,44 @@ def attention_and_weights(
     Raises (when the weights are used):
         RuntimeError: a kernel dropped some of them, and does not say which; or an operand was changed in place since.
     """
-    operands: Operands = (q, k, v, bias, attn_mask)
-    how = dropout_p, scale, enable_gqa, filled, filled_last, sink
+    operands, enable_gqa = _repeated((q, k, v, bias, attn_mask), repeated, enable_gqa)
+    how = _Settings(dropout_p, scale, enable_gqa, filled, filled_last, sink)
     if readers:
-        operands, enable_gqa = _repeated(operands, repeated, enable_gqa)
-        return _written_out(operands, dropout_p, scale, enable_gqa, filled, filled_last, sink)
-    result, weights = _attention(operands, repeated, *how)
-    return result, _lazy_weights(operands, repeated, *how) if weights is None else weights
+        return _written_out(operands, how)
+    result, weights = _attention(operands, how)
+    return result, _lazy_weights(operands, how) if weights is None else weights
 
 
-def _lazy_weights(
-    operands: Operands,
-    repeated: tuple[Repetition | None, Repetition | None] | None,
-    dropout_p: float,
-    scale: float,
-    enable_gqa: bool,
-    filled: Filling | None,
-    filled_last: Filling | None,
-    sink: Tensor | None,
-) -> Tensor:
-    (q, k, _, bias, mask), enable_gqa = _repeated(operands, repeated, enable_gqa)
-    value, value_last = (None if each is None else each[1] for each in (filled, filled_last))
-    where, where_last = (None if each is None else each[0] for each in (filled, filled_last))
+def _lazy_weights(operands: Operands, how: _Settings) -> Tensor:
+    q, k, _, bias, mask = operands
+    where = [None if each is None else each[0] for each in (how.filled, how.filled_last)]  # not to be changed either
 
-    def weights(
-        q: Tensor, k: Tensor, bias: Any, mask: Any, sink: Any, where: Tensor | None, where_last: Tensor | None
-    ) -> Tensor:
-        if dropout_p > 0:
+    def weights(q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, sink: Tensor | None, *_: Any) -> Tensor:
+        if how.dropout_p > 0:
             raise RuntimeError(
                 "these attention weights are not known: a kernel dropped some of them, and does not say which"
             )
-        first, last = _filling(where, value), _filling(where_last, value_last)
-        return _weights(q, k, bias, mask, scale, enable_gqa, first, last, sink)
+        return _weights(q, k, bias, mask, how._replace(sink=sink))
 
-    leading = q.shape[:-2] if enable_gqa else torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
-    return lazy(weights, (q, k, bias, mask, sink, where, where_last), (*leading, q.shape[-2], k.shape[-2]), q.dtype)
-
-
-def _filling(where: Tensor | None, value: float | None) -> Filling | None:
-    return None if where is None or value is None else (where, value)
+    leading = q.shape[:-2] if how.enable_gqa else torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    return lazy(weights, (q, k, bias, mask, how.sink, *where), (*leading, q.shape[-2], k.shape[-2]), q.dtype)
 
 
-def _attention(
-    operands: Operands,
-    repeated: tuple[Repetition | None, Repetition | None] | None,
-    dropout_p: float,
-    scale: float,
-    enable_gqa: bool,
-    filled: Filling | None = None,
-    filled_last: Filling | None = None,
-    sink: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
+def _attention(operands: Operands, how: _Settings) -> tuple[Tensor, Tensor | None]:
     """Return the result, and the weights if they are stored."""
-    operands, enable_gqa = _repeated(operands, repeated, enable_gqa)
     q, k, v, *_ = operands
-    how = (dropout_p, scale, enable_gqa, filled, filled_last, sink)
+    dropout_p, scale, enable_gqa, filled, filled_last, sink = how
     if _is_watched((*operands, sink)) or (sink is not None and scale == 0) or (dropout_p > 0 and q.is_cpu):
-        return _written_out(operands, *how)
+        return _written_out(operands, how)
     mask = _one_mask(operands, filled, filled_last)
     if sink is not None:
         operands = _with_sink(q, k, v, mask, sink / scale)
-        return _attention(operands, None, dropout_p, scale, enable_gqa)[0][..., : v.shape[-1]], None
+        return _attention(operands, _Settings(dropout_p, scale, enable_gqa))[0][..., : v.shape[-1]], None
     if not q.is_cpu:
         done = None if _is_captured(mask) else _by_kernel(operands, mask, dropout_p, scale, enable_gqa)
-        return _written_out(operands, *how) if done is None else (done, None)
+        return _written_out(operands, how) if done is None else (done, None)
     if not _is_kernels_own(q, k, v, mask, dropout_p, scale, enable_gqa) or _is_far(mask, operands):
-        return _written_out(operands, *how)
+        return _written_out(operands, how)
     if not differentiated(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale, enable_gqa=enable_gqa), None
     q, k, v, mask = _autocast(q, k, v, mask)
@@ -316,20 +300,12 @@ def _one_mask(operands: Operands, *fillings: Filling | None) -> Tensor | None:
     return total.reshape((1,) * (4 - total.ndim) + total.shape)
 
 
-def _written_out(
-    operands: Operands,
-    dropout_p: float,
-    scale: float,
-    enable_gqa: bool,
-    filled: Filling | None = None,
-    filled_last: Filling | None = None,
-    sink: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def _written_out(operands: Operands, how: _Settings) -> tuple[Tensor, Tensor]:
     """Compute attention and its weights by the plain expression, in the order of eager code."""
     q, k, v, bias, mask = operands
-    weights = _weights(q, k, bias, mask, scale, enable_gqa, filled, filled_last, sink)
-    weights = F.dropout(weights, dropout_p) if dropout_p > 0 else weights
-    return torch.matmul(weights, _shared(v, q) if enable_gqa else v), weights
+    weights = _weights(q, k, bias, mask, how)
+    weights = F.dropout(weights, how.dropout_p) if how.dropout_p > 0 else weights
+    return torch.matmul(weights, _shared(v, q) if how.enable_gqa else v), weights
 
 
 def _shared(x: Tensor, q: Tensor) -> Tensor:
@@ -337,27 +313,17 @@ def _shared(x: Tensor, q: Tensor) -> Tensor:
     return x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)
 
 
-def _weights(
-    q: Tensor,
-    k: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    scale: float,
-    enable_gqa: bool,
-    filled: Filling | None = None,
-    filled_last: Filling | None = None,
-    sink: Tensor | None = None,
-) -> Tensor:
-    k = _shared(k, q) if enable_gqa else k
+def _weights(q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, how: _Settings) -> Tensor:
+    k = _shared(k, q) if how.enable_gqa else k
     scores = torch.matmul(q, k.transpose(-1, -2))
-    scores = scores if scale == 1.0 else scores * scale
-    scores = scores if filled is None else scores.masked_fill(*filled)
+    scores = scores if how.scale == 1.0 else scores * how.scale
+    scores = scores if how.filled is None else scores.masked_fill(*how.filled)
     for part in (bias, mask):
         scores = scores if part is None else scores + part
-    scores = scores if filled_last is None else scores.masked_fill(*filled_last)
-    scores = scores if sink is None else torch.cat((scores, sink), -1)
+    scores = scores if how.filled_last is None else scores.masked_fill(*how.filled_last)
+    scores = scores if how.sink is None else torch.cat((scores, how.sink), -1)
     weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q.dtype)
-    return weights if sink is None else weights[..., :-1]
+    return weights if how.sink is None else weights[..., :-1]
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -392,7 +358,7 @@ class _Attention(torch.autograd.Function):
         if watched(grads[0]):
 
             def expression(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                return _written_out((q, k, v, None, mask), 0.0, ctx.scale, ctx.enable_gqa)[0]
+                return _written_out((q, k, v, None, mask), _Settings(scale=ctx.scale, enable_gqa=ctx.enable_gqa))[0]
 
             return *gradients_by_autograd(expression, (q, k, v), needed, grads[0]), None, None, None
         found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -21,9 +21,7 @@ Trust = bool | str | Sequence[str]
 
 def refuse_untrusted(recipe: Recipe, trust: Trust) -> None:
     """Raise RecipeError if ``recipe`` was read and names what is neither known nor trusted, before importing it."""
-    if not recipe.was_read or trust is True:
-        return
-    names = untrusted(recipe, trust)
+    names = untrusted(recipe, trust) if recipe.was_read else []
     if names:
         raise RecipeError(
             f"it comes from a file or text, and would import and call {', '.join(names)}",

@@ -35,14 +35,13 @@ class Figure:
     tone: Tone
 
 
-def rewrites(entries: Sequence[Entry], running: Iterable[str] = (), active: int | None = None) -> Figure:
+def rewrites(entries: Sequence[Entry], running: Iterable[str] = (), idle: int = 0) -> Figure:
     """Return the number of matches rewritten, and of internal errors, ``running`` those of calls since.
 
-    ``active`` of them are in effect, in modules whose last call ran a graph; all if None.
+    ``idle`` of them are not in effect: the last calls of their modules ran the original forward.
     """
     matches, modules = _applied(entries)
     note = f"in {modules}" if matches else "nothing was changed"
-    idle = 0 if active is None else matches - active
     note += f"; {idle} not in effect: calls run the original forward" if idle else ""
     if internal := list(internal_errors(entries, running)):
         return Figure("rewrites", str(matches), f"{note}; {counted(len(internal), 'internal error')}", "bad")
@@ -102,17 +101,16 @@ def sentence(
     measured: Mapping[str, Cost],
     timing: TimeRatio | None,
     running: Iterable[str] = (),
-    active: int | None = None,
+    idle: int = 0,
 ) -> str:
     """Return what was rewritten, and what a training step costs now if that was measured.
 
-    After internal errors, ``running`` those of calls since, it begins with them. It ends with how many matches are not
-    in effect, if ``active`` are.
+    After internal errors, ``running`` those of calls since, it begins with them. It ends with the ``idle`` matches,
+    which are not in effect.
     """
     internal = list(internal_errors(entries, running))
     failed = f"{counted(len(internal), 'internal error')} of this package, see below. " if internal else ""
     matches, _ = _applied(entries)
-    idle = 0 if active is None else matches - active
     now = f" {idle} of {matches} not in effect: the last calls ran the original forward, see below." if idle else ""
     return failed + _sentence(entries, measured, timing) + now
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from schedule.report.costs import Cost, TimeRatio
 from schedule.report.entries import STATUSES, Entry, Status, paths_of, rows_of
 from schedule.report.headline import Figure, Tone
 from schedule.report.pictures.page import section
-from schedule.runtime.scheduled import Adaptation, state_of, states_in, uncounted
+from schedule.runtime.scheduled import Adaptation, ScheduledState, state_of, states_in, uncounted
 from schedule.util.errors import NotApplicable
 from schedule.util.files import refuse_unwritable, write
 from schedule.util.internal_errors import INTERNAL
@@ -163,14 +163,12 @@ class Report:
     @property
     def fallbacks(self) -> dict[str, int]:
         """Scheduled module → number of its calls run by the original forward so far."""
-        states = ((path, state_of(module)) for path, module in self.model.named_modules())
-        return {path: state.fallbacks for path, state in states if state is not None and state.fallbacks}
+        return {path: state.fallbacks for path, state in self._states() if state.fallbacks}
 
     @property
     def falling_back(self) -> list[str]:
         """Scheduled modules whose last call ran the original forward."""
-        states = ((path, state_of(module)) for path, module in self.model.named_modules())
-        return [path for path, state in states if state is not None and state.fallbacks and state.ran == "forward"]
+        return [path for path, state in self._states() if state.fallbacks and state.ran == "forward"]
 
     @property
     def active(self) -> int:
@@ -189,9 +187,13 @@ class Report:
         return self._adaptations(lambda each: "" if each.specializations else each.declined.why)
 
     def _adaptations(self, text: Callable[[Adaptation], str]) -> dict[str, list[str]]:
-        states = ((path, state_of(module)) for path, module in self.model.named_modules())
-        found = {path: [t for t in map(text, state.adaptations) if t] for path, state in states if state is not None}
+        found = {path: [t for t in map(text, state.adaptations) if t] for path, state in self._states()}
         return {path: notes for path, notes in found.items() if notes}
+
+    def _states(self) -> Iterator[tuple[str, ScheduledState]]:
+        for path, module in self.model.named_modules():
+            if (state := state_of(module)) is not None:
+                yield path, state
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report as plain data, without running the model: costs are empty until measured."""
@@ -263,12 +265,14 @@ class Report:
     @property
     def sentence(self) -> str:
         """What was rewritten, and its effect on a training step if that was measured."""
-        return headline.sentence(self.entries, self.measured, self.timing, self.internal_errors, self.active)
+        return headline.sentence(
+            self.entries, self.measured, self.timing, self.internal_errors, self.count() - self.active
+        )
 
     def figures(self) -> list[Figure]:
         """Return the four figures: rewrites, bytes saved for backward, time of a step, equality of results."""
         return [
-            headline.rewrites(self.entries, self.internal_errors, self.active),
+            headline.rewrites(self.entries, self.internal_errors, self.count() - self.active),
             headline.saved(self.measured, self.unmeasured),
             headline.step_time(self.timing),
             headline.verified(self.verified),

@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, get_args
 
 from torch import nn
@@ -96,8 +95,8 @@ def cases(
     twice = training and (steps == 1 if create_graph is None else create_graph)
     for chosen, weight in plans:
         for mode in modes:
-            case = Case(mode, weight, chosen, shapes_of(chosen), steps, optimizer, training=training)
-            yield replace(case, create_graph=twice and mode == "train" and chosen is batch)
+            again = twice and mode == "train" and chosen is batch
+            yield Case(mode, weight, chosen, shapes_of(chosen), steps, optimizer, training=training, create_graph=again)
 
 
 def check_case(

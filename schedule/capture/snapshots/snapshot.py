@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.snapshots.code import (
     classes_named,
     function_in,
@@ -82,8 +83,9 @@ class Snapshot:
         self._code: set[Any] = set()
         self._of_library: set[int] = set()
         self._add(-1, roots.items())
-        while self._pending:
-            self._visit(*self._pending.pop())
+        with DisableTorchFunction():
+            while self._pending:
+                self._visit(*self._pending.pop())
 
     def restore(self) -> None:
         """Restore everything in place.
@@ -94,7 +96,8 @@ class Snapshot:
         for container, _, _ in self._empty:
             if container:
                 container.clear()
-        refused = [(location, why) for piece, location in self._pieces if (why := piece.restore()) is not None]
+        with DisableTorchFunction():
+            refused = [(location, why) for piece, location in self._pieces if (why := piece.restore()) is not None]
         for location, why in refused:
             raise NotApplicable(
                 f"the forward changes {self._path(location)} ({why}), which cannot be put back after a run that has to "
@@ -132,10 +135,11 @@ class Snapshot:
         for container, location, step in self._empty:
             if container:
                 return f"{self._path(location)}{_written(step)}: {items(len(container))}"
-        for piece, location in self._pieces:
-            if found := piece.difference():
-                step, what = found
-                return f"{self._path(location)}{step}: {what}"
+        with DisableTorchFunction():
+            for piece, location in self._pieces:
+                if found := piece.difference():
+                    step, what = found
+                    return f"{self._path(location)}{step}: {what}"
         return None
 
     def changed_entries(self) -> list[Entry]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from fused.torch_internals.modes import DisableTorchFunction
 from fused.torch_internals.tensors import has_own_memory, set_version, storage_of
 from schedule.capture.snapshots.memory import Memory
 from schedule.capture.snapshots.pieces import Difference, Part
@@ -30,10 +29,6 @@ class SavedTensor:
     __slots__ = ("alias", "clone", "freed", "grad", "hooks", "live", "memory", "requires_grad", "version")
 
     def __init__(self, live: torch.Tensor, known: dict[int, Memory], cloned: bool = True) -> None:
-        with DisableTorchFunction():
-            self._save(live, known, cloned)
-
-    def _save(self, live: torch.Tensor, known: dict[int, Memory], cloned: bool) -> None:
         self.live, self.requires_grad = live, live.requires_grad
         self.grad = live.grad if live.is_leaf else None
         self.hooks = [(table, _hooks(live, table)) for table in _HOOKS]
@@ -54,10 +49,6 @@ class SavedTensor:
 
     def difference(self) -> Difference | None:
         """Return a difference in memory, ``requires_grad``, gradient, hooks or values, or None."""
-        with DisableTorchFunction():
-            return self._difference()
-
-    def _difference(self) -> Difference | None:
         if not self._same_memory():
             return "", "other memory, or another shape"
         if self.live.requires_grad != self.requires_grad:
@@ -93,28 +84,26 @@ class SavedTensor:
 
     def restore(self) -> str | None:
         """Restore memory, gradient, hooks and values, or return the reason for a failure."""
-        with DisableTorchFunction(), torch.no_grad():
-            return self._restore(self.live)
-
-    def _restore(self, live: torch.Tensor) -> str | None:
-        if self.alias is not None and not self._same_memory():
-            live.data = self.alias
-        if live.is_leaf and live.requires_grad != self.requires_grad:
-            live.requires_grad_(self.requires_grad)
-        if live.is_leaf and live.grad is not self.grad:
-            live.grad = self.grad
-        for table, then in self.hooks:
-            _put_hooks(live, table, then)
-        if not self._was_written():
+        live = self.live
+        with torch.no_grad():
+            if self.alias is not None and not self._same_memory():
+                live.data = self.alias
+            if live.is_leaf and live.requires_grad != self.requires_grad:
+                live.requires_grad_(self.requires_grad)
+            if live.is_leaf and live.grad is not self.grad:
+                live.grad = self.grad
+            for table, then in self.hooks:
+                _put_hooks(live, table, then)
+            if not self._was_written():
+                return None
+            values = self._values()
+            if values is None:
+                return f"the data of a tensor of shape {tuple(live.shape)} in place"
+            with torch.inference_mode(live.is_inference()), torch.no_grad():
+                live.copy_(values)
+            if self.version is not None:  # a graph of autograd that has saved it finds what it saved
+                set_version(live, self.version)
             return None
-        values = self._values()
-        if values is None:
-            return f"the data of a tensor of shape {tuple(live.shape)} in place"
-        with torch.inference_mode(live.is_inference()), torch.no_grad():
-            live.copy_(values)
-        if self.version is not None:  # a graph of autograd that has saved it finds what it saved
-            set_version(live, self.version)
-        return None
 
 
 def _freed(tensor: torch.Tensor) -> bool:

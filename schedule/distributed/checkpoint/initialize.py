@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fused.torch_internals.modes import TorchDispatchMode
-from fused.torch_internals.tensors import FakeTensorMode
+from fused.torch_internals.schemas import written_arguments
+from fused.torch_internals.tensors import FakeTensorMode, storage_of
 from schedule.distributed.checkpoint.slots import Slot
 from schedule.util.errors import NotApplicable, ScheduleError
 from schedule.util.generators import generator_states, restore_generators
@@ -89,12 +90,12 @@ class _Scratch:
         fitting = sorted((buffer for buffer in self._free if len(buffer) >= size), key=len)
         buffer = fitting[0] if fitting else torch.empty(size, dtype=torch.uint8, device=self.device)
         self._free = [other for other in self._free if other is not buffer]
-        self._taken[buffer.untyped_storage()._cdata] = buffer
+        self._taken[storage_of(buffer)] = buffer
         return buffer[:size].view(dtype).view(shape)
 
     def give_back(self, tensor: Tensor) -> None:
         """Release the memory of ``tensor`` for reuse if :meth:`take` returned it."""
-        buffer = self._taken.pop(tensor.untyped_storage()._cdata, None)
+        buffer = self._taken.pop(storage_of(tensor), None)
         if buffer is not None:
             self._free.append(buffer)
 
@@ -131,7 +132,7 @@ def _written(root: nn.Module, ways: dict[nn.Module, Initialize], slots: Sequence
     states = generator_states(root)
     try:
         with without_data(root) as empty:
-            numbers = {_storage(slot.allocate(empty)): slot for slot in slots}
+            numbers = {storage_of(slot.allocate(empty)): slot for slot in slots}
             below = {id(table): table for slot in slots for table, _ in slot.owners}
             for module, way in ways.items():
                 tables = [t for m in module.modules() for t in (m._parameters, m._buffers) if id(t) in below]
@@ -145,7 +146,7 @@ def _written(root: nn.Module, ways: dict[nn.Module, Initialize], slots: Sequence
                     raise
                 except (ScheduleError, UserCodeError):  # it may need data: assume it writes every tensor below
                     watching.seen |= dict.fromkeys(
-                        _storage(t) for table in tables for t in table.values() if t is not None
+                        storage_of(t) for table in tables for t in table.values() if t is not None
                     )
                 written = [numbers[number] for number in watching.seen if number in numbers]
                 if written:
@@ -164,10 +165,6 @@ def _refuse_unwritten(slots: Sequence[Slot], writes: dict[nn.Module, list[Slot]]
             f"nothing initializes {', '.join(missing[:5])}{more}",
             fix="build(sch, init_weights=function): called with each module, it fills what is directly in it",
         )
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 @contextmanager
@@ -207,9 +204,5 @@ class _Writes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for index, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[index] if index < len(args) else kwargs.get(argument.name)
-                if isinstance(value, Tensor):
-                    self.seen[_storage(value)] = None
+        self.seen |= dict.fromkeys(map(storage_of, written_arguments(func, args, kwargs)))
         return perform(func, *args, **kwargs)
