@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import schedule
 from schedule.distributed.checkpoint import load_sharded, save_sharded
-from schedule.distributed.checkpoint.trusted_loading import load_into
+from schedule.distributed.checkpoint.trusted_loading import load_into, read_metadata
 from tests.distributed.blocks import Mlp
 
 
@@ -59,6 +59,15 @@ def test_a_checkpoint_calls_nothing(where: str, call: Any, tmp_path: Path, monke
         with pytest.raises(schedule.NotApplicable, match="more than data"):
             schedule.build(schedule.create_schedule(fresh), init_weights=tmp_path / "saved")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["os", "Path", "FileSystemWriter", "FileSystem", "_write_item", "no_such_name"])
+def test_metadata_name_records_only(name: str, tmp_path: Path) -> None:
+    """Not what the modules of metadata import, nor what works with files."""
+    module = "torch.distributed.checkpoint.filesystem"
+    (tmp_path / ".metadata").write_bytes(f"c{module}\n{name}\n.".encode())
+    with pytest.raises((schedule.NotApplicable, AttributeError), match=name):
+        read_metadata(tmp_path)
 
 
 def test_own_checkpoints_are_data(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import io
 import os
 import pickle
@@ -52,12 +54,19 @@ class _Metadata(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name) if _is_part(module, name) else None
-        if found is None:
+        if found is None or (module in _PARTS and not _is_record(found, module)):
             raise NotApplicable(
                 f"the checkpoint is more than data: its metadata would call {module}.{name}",
                 fix="load checkpoints of torch.distributed.checkpoint that you trust, or safetensors",
             )
         return found
+
+
+def _is_record(found: Any, module: str) -> bool:
+    """Check whether this is a dataclass or an enum of that module, not what the module imports or works with."""
+    if not isinstance(found, type) or found.__module__ != module:
+        return False
+    return dataclasses.is_dataclass(found) or issubclass(found, enum.Enum)
 
 
 def _is_part(module: str, name: str) -> bool:
