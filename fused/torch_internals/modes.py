@@ -24,6 +24,7 @@ __all__ = [
     "TorchDispatchMode",
     "are_functorch_transforms_active",
     "are_operations_observed",
+    "are_operations_overridden",
     "are_saved_tensor_hooks_enabled",
     "count_dispatch_modes",
     "count_function_modes",
@@ -37,6 +38,8 @@ __all__ = [
     "is_jit_tracing",
     "is_torch_function_disabled",
     "is_tracing_dispatch_active",
+    "keeps_operations",
+    "overrides_operations",
     "popped_function_mode",
     "set_grad_enabled",
     "without_dispatch_modes",
@@ -117,6 +120,37 @@ def are_operations_observed() -> bool:
     if not count_dispatch_modes():
         return False
     return not all(isinstance(mode, _UNOBSERVING) for mode in dispatch_mode_stack())
+
+
+def are_operations_overridden() -> bool:
+    """Check whether a dispatch mode is active that may change what operations compute: one that a user wrote.
+
+    A class of modes that leaves results as they are says so with ``observes_only = True``.
+    """
+    return any(not _observes_only(type(mode)) for mode in dispatch_mode_stack())
+
+
+def _observes_only(mode: type) -> bool:
+    own = ("torch.", "schedule.", "fused.")
+    return getattr(mode, "observes_only", False) or mode.__module__.startswith(own)
+
+
+def overrides_operations(cls: type[torch.Tensor]) -> bool:
+    """Check whether a user's class of tensors may change what torch's functions or operators compute."""
+    if cls.__module__.startswith("torch."):
+        return False
+    is_plain = cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return not is_plain or _function_of(cls) not in (NO_TORCH_FUNCTION, _function_of(torch.Tensor))
+
+
+def _function_of(cls: type[torch.Tensor]) -> Any:
+    function: Any = cls.__torch_function__  # a new bound method at each look
+    return getattr(function, "__func__", function)
+
+
+def keeps_operations(value: Any) -> bool:
+    """Check whether ``value`` is a tensor, of a class that leaves torch's functions and operators as they are."""
+    return isinstance(value, torch.Tensor) and not overrides_operations(type(value))
 
 
 def is_forward_ad_active() -> bool:

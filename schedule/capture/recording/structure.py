@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import keyword
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -47,7 +48,8 @@ def map_structure(value: Any, leaf: Callable[[Any], Any]) -> Any:
         return rebuilt_sequence(value, [map_structure(item, leaf) for item in value])
     if is_plain_mapping(value):
         items = {key: map_structure(item, leaf) for key, item in value.items()}
-        return rebuilt_mapping(value, items)
+        beside = {name: map_structure(each, leaf) for name, each in attributes_beside(value).items()}
+        return rebuilt_mapping(type(value), items, beside)
     if isinstance(value, slice):
         return slice(*(map_structure(item, leaf) for item in (value.start, value.stop, value.step)))
     if is_plain_dataclass(value):
@@ -56,11 +58,65 @@ def map_structure(value: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(value)
 
 
-def rebuilt_mapping(value: Any, items: dict[Any, Any]) -> Any:
-    """Return ``items`` in a mapping of the class of ``value``, a plain mapping."""
-    if type(value) is dict:
+def attributes_beside(value: Any) -> dict[str, Any]:
+    """Return the fields of a plain mapping that is a dataclass whose values are not its items of these names.
+
+    What a ``ModelOutput`` is given after it was made may be in one of both alone: before transformers 5.24 a field that
+    was None became an attribute without an item.
+    """
+    if not is_dataclass_value(value):
+        return {}
+    held, fields = vars(value), type(value).__dataclass_fields__.values()
+    beside = [f.name for f in fields if f.name in held and held[f.name] is not dict.get(value, f.name, f.default)]
+    return {name: held[name] for name in beside}
+
+
+def is_as_constructed(value: Any) -> bool:
+    """Check whether a plain mapping has the items, in that order, which its class makes of them."""
+    if not is_dataclass_value(value):
+        return True
+    return [*value] == [name for name in value.__dataclass_fields__ if name in value] and not attributes_beside(value)
+
+
+def rebuilt_mapping(cls: Any, items: dict[Any, Any], beside: dict[str, Any]) -> Any:
+    """Return a plain mapping of class ``cls``.
+
+    Args:
+        cls: its class.
+        items: its items, in their order.
+        beside: its attributes that are not among them, as :func:`attributes_beside` returns them.
+    """
+    if cls is dict:
         return items
-    return type(value)(**items) if is_dataclass_value(value) else type(value)(items)
+    if not hasattr(cls, "__dataclass_fields__"):
+        return cls(items)
+    fields, others = constructor_arguments(cls, items, beside)
+    made: Any = cls(**fields)
+    return with_items(made, (*items,), others) if others or [*made] != [*items] else made
+
+
+def constructor_arguments(
+    cls: Any, items: dict[Any, Any], beside: dict[str, Any]
+) -> tuple[dict[str, Any], dict[Any, Any]]:
+    """Return the fields of a mapping that is a dataclass of type ``cls``, and the items that are not its fields."""
+    own = {key for key in items if key in cls.__dataclass_fields__ and key not in beside}
+    fields = {**{key: items[key] for key in items if key in own}, **beside}
+    return fields, {key: item for key, item in items.items() if key not in own}
+
+
+def with_items(mapping: Any, keys: tuple[Any, ...], others: dict[Any, Any]) -> Any:
+    """Return ``mapping`` with items of these keys, in this order (graph target).
+
+    Args:
+        mapping: one that was just constructed.
+        keys: what it then holds. Items that are not among ``others`` are its attributes.
+        others: the items that are not its attributes.
+    """
+    base: Any = OrderedDict if isinstance(mapping, OrderedDict) else dict  # without the checks of its class
+    base.clear(mapping)
+    for key in keys:
+        base.__setitem__(mapping, key, others[key] if key in others else getattr(mapping, key))
+    return mapping
 
 
 def rebuilt_sequence(value: Any, items: list[Any]) -> Any:
@@ -83,6 +139,8 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     elif is_plain_mapping(value):
         for key, item in value.items():
             yield from leaves(item, (*path, ("[]", key)))
+        for name, each in attributes_beside(value).items():
+            yield from leaves(each, (*path, (".", name)))
     elif is_plain_dataclass(value):
         for field in dataclasses.fields(value):
             yield from leaves(getattr(value, field.name), (*path, (".", field.name)))

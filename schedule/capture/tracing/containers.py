@@ -85,7 +85,7 @@ class ObjectContainers:
             if isinstance(value, list):
                 container = TrackedList(self._tracer, items.values(), nodes)
             elif isinstance(value, dict):
-                container = rebuilt_mapping(value, items)
+                container = rebuilt_mapping(type(value), items, {})
                 self._tracer.refuse_writes(container)
             else:
                 return rebuilt_sequence(value, list(items.values()))

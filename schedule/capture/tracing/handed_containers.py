@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx
 
-from schedule.capture.recording.structure import is_dataclass_value
+from schedule.capture.recording.structure import attributes_beside, is_dataclass_value, with_items
 from schedule.capture.tracing.parts import is_record, parts
 from schedule.capture.tracing.reading.plain import equal, is_atom
 from schedule.util.errors import ScheduleError
@@ -75,7 +75,8 @@ def _containers(value: Any) -> Iterator[Any]:
 def contents(value: Any) -> Any:
     """Return ``value`` with all lists, dicts and dataclasses replaced by tuples of what they hold (graph target)."""
     if isinstance(value, dict):
-        return (*value, *[contents(each) for each in value.values()])
+        beside = attributes_beside(value)
+        return (*value, *[contents(each) for each in value.values()], *beside, *map(contents, beside.values()))
     if isinstance(value, (list, tuple)):
         return tuple([contents(each) for each in value])
     if is_dataclass_value(value):
@@ -143,7 +144,11 @@ def _is_container(node: fx.Node) -> bool:
     if node.op == "placeholder":
         return bool(node.meta.get(CONTAINER))
     made = node.target
-    return isinstance(made, type) and (issubclass(made, (list, dict)) or dataclasses.is_dataclass(made))
+    return (
+        made is with_items
+        or (isinstance(made, type)
+        and (issubclass(made, (list, dict)) or dataclasses.is_dataclass(made)))
+    )
 
 
 def _made(graph: fx.Graph, value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from schedule.capture.recording.structure import is_plain_dataclass, is_plain_mapping
+from schedule.capture.recording.structure import attributes_beside, is_plain_dataclass, is_plain_mapping
 from schedule.capture.tracing.parts import is_record
 
 _VALUES = (str, torch.dtype)
@@ -56,6 +56,8 @@ def _structure(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield path, tuple(value)
         for key, item in value.items():
             yield from _structure(item, (*path, key))
+        for name, each in attributes_beside(value).items():
+            yield from _structure(each, (*path, Field(name)))
     elif _is_plain_record(value):
         for name in value.__dataclass_fields__:
             yield from _structure(getattr(value, name), (*path, Field(name)))

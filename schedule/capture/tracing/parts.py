@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from schedule.capture.recording.structure import is_dataclass_value
+from schedule.capture.recording.structure import attributes_beside, is_dataclass_value
 
 
 class Placeholder:
@@ -48,6 +48,6 @@ def parts(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
         return list(value)
     if isinstance(value, dict):
-        return list(value.values())
+        return [*value.values(), *attributes_beside(value).values()]
     fields = value.__dataclass_fields__ if is_record(value) else ()
     return [getattr(value, name) for name in fields if hasattr(value, name)]

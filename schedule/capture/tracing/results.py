@@ -13,7 +13,15 @@ from typing import Any, Protocol
 from torch import fx
 
 from fused.torch_internals.modes import DisableTorchFunction
-from schedule.capture.recording.structure import is_dataclass_value, is_plain_dataclass, is_plain_mapping
+from schedule.capture.recording.structure import (
+    attributes_beside,
+    constructor_arguments,
+    is_as_constructed,
+    is_dataclass_value,
+    is_plain_dataclass,
+    is_plain_mapping,
+    with_items,
+)
 from schedule.capture.tracing.parts import is_record, parts
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.trace import Trace
@@ -107,4 +115,8 @@ class Written:
         found = {n: self._of(value[n] if isinstance(value, dict) else getattr(value, n)) for n in names}
         if type(value) is dict:
             return found
+        if is_plain_mapping(value) and not is_as_constructed(value):
+            beside = {name: self._of(each) for name, each in attributes_beside(value).items()}
+            fields, others = constructor_arguments(type(value), found, beside)
+            return self._tracer.emit(with_items, (self._tracer.emit(type(value), (), fields), (*found,), others))
         return self._tracer.emit(type(value), *(((), found) if is_dataclass_value(value) else ((found,),)))

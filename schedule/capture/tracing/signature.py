@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from fused.torch_internals.modes import keeps_operations
 from schedule.capture.recording.recording import Call, Opaque
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import (
+    attributes_beside,
     is_plain_dataclass,
     is_plain_mapping,
     literal,
@@ -26,6 +28,7 @@ from schedule.capture.tracing.reading.plain import is_atom, same
 from schedule.util.errors import TraceError
 from schedule.util.internal_errors import raise_if_own
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _IDENTITY = (bool, type(None))
 _GLOBALS = {"self", "torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"}
 
@@ -205,9 +208,9 @@ class SignatureBuilder:
         """Add conditions and placeholders for ``value`` at the expression ``text``."""
         add = self.signature.conditions.append
         if isinstance(value, TensorSpec):
-            tensor = self.signature.name(torch.Tensor, "Tensor")
+            plain, is_kept = self.signature.name(_PLAIN, "plain"), self.signature.name(keeps_operations, "keeps")
             dtype = self.signature.name(value.dtype, "dtype")
-            add(f"isinstance({text}, {tensor})")
+            add(f"(type({text}) in {plain} or {is_kept}({text}))")
             kind = f"{text}.dtype is {dtype} and {text}.dim() == {value.ndim} and not {text}.is_nested"
             self.signature.kinds[text] = kind
             self.signature.tensors[text] = value
@@ -224,6 +227,8 @@ class SignatureBuilder:
             add(f"{self._of_class(value, text)} and " + (f"(*{text},) == {keys}" if value else f"not {text}"))
             for key, item in value.items():
                 self._walk(item, f"{text}[{key!r}]")
+            for name, each in attributes_beside(value).items():
+                self._walk(each, f"{text}.{name}")
         elif is_plain_dataclass(value):
             add(f"type({text}) is {self.signature.name(type(value), type(value).__name__)}")
             for name in value.__dataclass_fields__:
@@ -301,7 +306,9 @@ class SignatureBuilder:
             return rebuilt_sequence(value, items)
         if is_plain_mapping(value):
             mapped = {key: self._tracked(item, f"{text}[{key!r}]") for key, item in value.items()}
-            return rebuilt_mapping(value, mapped)
+            beside = attributes_beside(value)
+            tracked = {name: self._tracked(each, f"{text}.{name}") for name, each in beside.items()}
+            return rebuilt_mapping(type(value), mapped, tracked)
         if is_plain_dataclass(value):
             names = value.__dataclass_fields__
             return type(value)(**{name: self._tracked(getattr(value, name), f"{text}.{name}") for name in names})

@@ -25,7 +25,15 @@ from schedule.capture.recording.data import NUMBERS, Replay, expected, writes_nu
 from schedule.capture.recording.recording import Recording
 from schedule.capture.recording.source import data_dependent, outermost, raised, user_line
 from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import is_plain_dataclass, is_plain_mapping, leaves, map_fields, map_structure
+from schedule.capture.recording.structure import (
+    attributes_beside,
+    is_plain_dataclass,
+    is_plain_mapping,
+    leaves,
+    map_fields,
+    map_structure,
+    rebuilt_mapping,
+)
 from schedule.capture.tracing import metadata
 from schedule.capture.tracing.constants import known_truth
 from schedule.capture.tracing.functions import FunctionTracker
@@ -163,7 +171,9 @@ class ModuleTracer(TorchFunctionMode):
     def _track_items(self, value: Any, node: fx.Node) -> Any:
         if isinstance(value, dict):
             items = {k: self.track(v, self.emit(operator.getitem, (node, k))) for k, v in value.items()}
-            return items if type(value) is dict else type(value)(**items)
+            beside = attributes_beside(value)
+            attributes = {name: self.track(each, self.emit(getattr, (node, name))) for name, each in beside.items()}
+            return rebuilt_mapping(type(value), items, attributes)
         self.ask(node, "rank")  # which their number may depend on
         tracked = [self.track(item, self.emit(operator.getitem, (node, i))) for i, item in enumerate(value)]
         if isinstance(value, list):
