@@ -127,6 +127,9 @@ class ObservingFakeMode(FakeTensorMode):
         self.written: set[int] = set()
         self.draws = self.raises = self._is_nested = False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ObservingFakeMode:
+        return self  # a deep copy of a tensor copies its attributes, of which the mode is one
+
     def observe(self) -> None:
         """Begin a new observation."""
         self.written, self.draws, self.raises = set(), False, False

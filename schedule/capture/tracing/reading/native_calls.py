@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 import sys
@@ -31,6 +32,7 @@ from schedule.capture.tracing.reading.queries import (
 )
 from schedule.capture.tracing.reading.sources import described
 from schedule.capture.tracing.scalars import symbolic
+from schedule.util.copying import copied
 from schedule.util.errors import TraceError
 from schedule.util.internal_errors import perform
 
@@ -61,6 +63,8 @@ class NativeCalls(ItemReads):
                 it draws random numbers outside of torch; or its result changes from call to call.
         """
         if not self.on:
+            if function is copy.deepcopy:  # it would read the memory of tensors without data
+                return copied(args[0], lambda tensor: tensor.detach().clone(), *args[1:], **kwargs)
             return perform(function, *args, **kwargs)
         self.tracer.containers.read_all((args, kwargs))
         module = module_of(function)

@@ -6,6 +6,7 @@ import copy
 import functools
 import operator
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from schedule.capture.tracing.reading.origin import is_changeable, is_fixed
 from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.resolution import class_of
 from schedule.capture.tracing.reading.sources import DictOf, Item, described
+from schedule.util.copying import copied
 from schedule.util.internal_errors import perform, raise_if_own
 
 _NOTHING = object()
@@ -273,7 +275,14 @@ def _deepcopy(ev: Evaluator, value: Any, memo: Any = None) -> Any:
         elif not is_atom(item):
             _whole_object(ev, item)
             pending += vars(item).values() if ev.source_of(item) is not None and not is_fixed(item) else ()
-    return copy.deepcopy(value, memo)
+    return copied(value, partial(_copied_tensor, ev), memo)
+
+
+def _copied_tensor(ev: Evaluator, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.requires_grad:
+        raise ev.refused("the forward makes a deep copy of a tensor that requires gradients", "use tensor.clone()")
+    cloned: torch.Tensor = ev.call(torch.clone, tensor)
+    return cloned
 
 
 # -- effects ------------------------------------------------------------------------------------------------
