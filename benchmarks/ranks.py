@@ -71,6 +71,8 @@ def sent(collectives: Sequence[Collective], ranks: int) -> int:
 class Sent(TorchDispatchMode):
     """Counts the collectives of this rank, and the bytes that it sends to others."""
 
+    observes_only = True
+
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()

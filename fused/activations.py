@@ -269,7 +269,7 @@ def weighted_squared_relu(x: Tensor, weights: Tensor) -> Tensor:
     local = localise(op, x, [weights])
     x, weights = local.x, local.given(0)
     check_weights(op, x, weights)
-    if transformed():
+    if transformed(x, weights):
         return local.wrap(formulas.weighted_squared_relu(x, weights))
     return local.wrap(_WeightedSquaredReLU.apply(x, weights))
 
@@ -296,7 +296,7 @@ def _bias_activation_sharded(op: str, x: Tensor, bias: Tensor | None, activation
 
 
 def _apply(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    if transformed():
+    if transformed(x, bias):
         return formulas.bias_activation(x, bias, activation=activation)
     if not differentiated(x, bias):
         return _forward(x, bias, activation)

@@ -79,7 +79,7 @@ def adaptive_layer_norm(
 
 
 def _applied(x: Tensor, parameters: Parameters, eps: float) -> Tensor:
-    if transformed() or not x.numel():
+    if transformed(x, *parameters) or not x.numel():
         return _expression(x, parameters, eps)
     dtype = _dtype(x, parameters)
     if not differentiated(x, *parameters):

@@ -113,7 +113,12 @@ def batch_norm(
     if momentum is None:
         momentum = 1.0 / float(num_batches_tracked) if training and num_batches_tracked is not None else 0.0
     running = (running_mean, running_var)
-    if transformed() or sharded(x, *running, weight, bias, residual) or not x.numel() or differentiated(*running):
+    if (
+        transformed(x, weight, bias, residual)
+        or sharded(x, *running, weight, bias, residual)
+        or not x.numel()
+        or differentiated(*running)
+    ):
         normed = F.batch_norm(x, *running, weight, bias, training or running_mean is None, momentum, eps)
         return _finished(normed, residual, activation)
     if not differentiated(x, weight, bias, residual):

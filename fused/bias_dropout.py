@@ -204,7 +204,7 @@ def _check_operands(op: str, x: Tensor, bias: Tensor | None, residual: Tensor | 
 def _apply(x: Tensor, bias: Tensor | None, residual: Tensor | None, p: float) -> Tensor:
     if bias is not None and bias.shape != x.shape[-1:]:
         x, bias = x + bias, None  # a bias of more than one row gains nothing from being read in the same pass
-    if transformed():
+    if transformed(x, bias, residual):
         z = formulas.bias_dropout(x, bias, None, None, 1.0)
         z = F.dropout(z, p) if p > 0 else z
         return z if residual is None else formulas.bias_dropout(z, None, residual, None, 1.0)

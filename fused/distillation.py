@@ -69,7 +69,7 @@ def distillation_loss(
         raise MismatchError(f"{op}: the logits need one shape [..., vocab], got {shape(student)} and {shape(teacher)}")
     _check_mask(op, mask, student)
     teacher = teacher.detach()
-    if transformed() or sharded(student, teacher):
+    if transformed(student, teacher) or sharded(student, teacher):
         losses = formulas.divergence(student, teacher, **settings.of_rows)
     elif differentiated(student) and student.numel():
         losses = _Divergence.apply(student, teacher, settings)
@@ -128,7 +128,7 @@ def linear_distillation_loss(
     hidden, weight, bias = as_autocast(hidden, weight, bias)
     teacher = [None if each is None else each.detach() for each in (teacher_hidden, teacher_weight, teacher_bias)]
     others = (*as_autocast(*teacher), mask)  # type: ignore[arg-type]
-    if transformed() or sharded(hidden, weight, *teacher):
+    if transformed(hidden, weight, bias, *teacher) or sharded(hidden, weight, *teacher):
         return settings.expression(hidden, weight, bias, others)[0]
     return linear_loss(settings, hidden, weight, bias, others, chunk_rows)[0]
 

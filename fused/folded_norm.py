@@ -202,7 +202,7 @@ def _folded(
         results: about how many numbers the layer computes.
     """
     is_foldable = weight.layout is torch.strided and weight.numel() <= results
-    if transformed() or differentiated(weight, bias, *norm) or not is_foldable:
+    if transformed(weight, bias, *norm) or differentiated(weight, bias, *norm) or not is_foldable:
         return batch_norm(layer(weight, bias), *norm, eps=eps, activation=activation, residual=residual)
     fold = partial(_fold, eps=eps)
     parameters = (weight, bias, *norm)

@@ -105,7 +105,7 @@ def gated_halves(y: Tensor, activation: str, half: int | None = None, *, gate_fi
     are_halves = y.shape[-1] % 2 == 0 and half in (None, y.shape[-1] // 2)
     if are_halves and gate_first:
         return gated("gated_halves", y, None, None, settings("gated_halves", activation, None, False))
-    if are_halves and differentiated(y) and not sharded(y) and not transformed():
+    if are_halves and differentiated(y) and not sharded(y) and not transformed(y):
         check_float("gated_halves", "input", y, min_ndim=1)
         result: Tensor = GateSecond.apply(y, settings("gated_halves", activation, None, False))
         return result
@@ -181,7 +181,7 @@ def _check_weights(op: str, x: Tensor, weights: Tensor | None) -> None:
 
 def _apply(y: Tensor, up: Tensor | None, bias: Tensor | None, weights: Tensor | None, how: Gated) -> Tensor:
     # The compiler can trace the autograd function as well, and only then are the 8-bit tensors saved.
-    if transformed() and not (how.fp8 and torch.compiler.is_compiling()):
+    if transformed(y, up, bias, weights) and not (how.fp8 and torch.compiler.is_compiling()):
         return formulas.gated_activation(y, up, bias, weights, how.offset, how.clamp, activation=how.activation)
     if not differentiated(y, up, bias, weights):
         return forward(y, up, bias, weights, how, requested())

@@ -65,7 +65,12 @@ def gated_residual(residual: Tensor, value: Tensor, gate: Tensor) -> Tensor:
     for name, tensor in (("value", value), ("residual", residual), ("gate", gate)):
         check_float(op, name, tensor)
         broadcast_shape(op, value, name, tensor, "the value")
-    if transformed() or not value.numel() or residual.shape != value.shape or not broadcasts_to(gate, value):
+    if (
+        transformed(value, residual, gate)
+        or not value.numel()
+        or residual.shape != value.shape
+        or not broadcasts_to(gate, value)
+    ):
         return formulas.gated_residual(residual, value, gate)
     if not sharded(residual, value, gate):
         return _applied(residual, value, gate)

@@ -89,7 +89,7 @@ def _is_per_sample(x: Tensor, factor: Tensor) -> bool:
 
 
 def _applied(x: Tensor, parameters: Parameters, groups: int, eps: float, activation: str | None) -> Tensor:
-    if transformed() or not x.numel():
+    if transformed(x, *parameters) or not x.numel():
         return _expression(x, parameters, groups, eps, activation)
     dtype = _dtype(x, parameters)
     if not differentiated(x, *parameters):

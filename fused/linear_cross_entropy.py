@@ -152,7 +152,7 @@ def _plain(
         operands = (hidden, weight, bias, targets, class_weight)
         result, _, _, _, *metrics = losses_and_gradients(*operands, *settings, chunk_rows, needs)
         return result, *([one.detach() for one in metrics] if loss.metrics else ())
-    if transformed():
+    if transformed(hidden, weight, bias):
         return _OfLogits(loss).expression(hidden, weight, bias, (targets, class_weight))
     return linear_loss(_OfLogits(loss), hidden, weight, bias, (targets, class_weight), chunk_rows)
 

@@ -58,7 +58,7 @@ def plain_loss(
 
     With a group, the logits are the columns from `start` on, and the other ranks of the group have the rest.
     """
-    if transformed() and group is None:
+    if transformed(logits) and group is None:
         return _expression(loss, logits, targets, classes, class_weight)
     if not differentiated(logits):
         statistics = _statistics(loss, logits, targets, classes, start, group, class_weight)

@@ -208,7 +208,7 @@ def _rms_apply(
     casting: Casting,
     memory_format: torch.memory_format,
 ) -> Result:
-    if transformed():
+    if transformed(x, residual, weight):
         normed, total, _ = formulas.rms_norm(x, residual, weight, eps=eps, casting=casting)
         return formatted(normed, memory_format), total
     if not differentiated(x, residual, weight):
@@ -248,7 +248,7 @@ def _layer_apply(
 ) -> Result:
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     out_dtype = autocast_norm_dtype(dtype, x.device)
-    if transformed():
+    if transformed(x, residual, weight, bias):
         normed, total, *_ = formulas.layer_norm(x, residual, weight, bias, eps=eps, out_dtype=out_dtype)
         return formatted(normed, memory_format), total
     if not differentiated(x, residual, weight, bias):

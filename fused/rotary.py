@@ -256,7 +256,7 @@ def _apply(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, interleaved: bool, out_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None]:
     # Gradients of cos and sin are rare: autograd of the plain formula is enough.
-    if transformed() or differentiated(cos, sin):
+    if transformed(q, k, cos, sin) or differentiated(cos, sin):
         return formulas.rotary(q, k, cos, sin, interleaved=interleaved, out_dtype=out_dtype)
     if not differentiated(q, k):
         return _forward(q, k, cos, sin, interleaved, out_dtype)

@@ -159,7 +159,7 @@ def _apply(
     out_dtype: torch.dtype,
     rounding: bool,
 ) -> Tensor:
-    if transformed():
+    if transformed(x, mask, sink):
         settings: dict[str, Any] = {"window": window, "shift": shift, "out_dtype": out_dtype, "fill": fill}
         out = formulas.masked_softmax(x, mask, sink, None, scale, 1.0, **settings)[0]
         return F.dropout(out, dropout_p) if dropout_p > 0 else out

@@ -61,7 +61,7 @@ def star_relu(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 
 
 def _applied(x: Tensor, scale: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    if transformed() or not x.numel():
+    if transformed(x, scale, bias) or not x.numel():
         return formulas.star_relu(x, scale, bias, out_dtype=dtype)
     if not differentiated(x, scale, bias):
         result: Tensor = STAR_RELU.run("forward", (x, scale, bias), requested(), out_dtype=dtype)

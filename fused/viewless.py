@@ -81,7 +81,7 @@ def make_viewless_tensor(inp: Tensor, requires_grad: bool, keep_graph: bool) -> 
         TypeError: if `inp` is not a tensor.
         ValueError: if a gradient is requested for a dtype that cannot have one.
     """
-    if transformed():
+    if transformed(inp):
         return inp
     _check(inp, requires_grad)
     if inp._base is None and inp.requires_grad == requires_grad:

@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class Calls(TorchDispatchMode):
     """Names of the operations that run."""
 
+    observes_only = True
+
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []

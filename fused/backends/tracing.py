@@ -12,10 +12,13 @@ import torch
 from fused.torch_internals.modes import (
     are_functorch_transforms_active,
     are_operations_observed,
+    are_operations_overridden,
+    count_dispatch_modes,
     is_batched_by_autograd,
     is_exporting,
     is_forward_ad_active,
     is_jit_tracing,
+    overrides_operations,
 )
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -63,14 +66,22 @@ def is_compiled_alone() -> bool:
     return torch.compiler.is_compiling() and not is_exporting() and not are_functorch_transforms_active()
 
 
-def transformed() -> bool:
-    """Check whether a tracer, a `torch.func` transform or forward-mode differentiation is active.
+def transformed(*operands: Any) -> bool:
+    """Check whether a tracer, a `torch.func` transform or forward-mode differentiation is active, or an override.
 
-    The ops then run as differentiable torch operations, visible to the tracer or transform.
+    The ops then run as differentiable torch operations, visible to the tracer or transform. So they do for operands of
+    a user's class of tensors, or under a user's dispatch mode, that may change what operations compute.
     """
-    return (
-        torch.compiler.is_compiling() or are_functorch_transforms_active() or is_forward_ad_active() or is_jit_tracing()
-    )
+    if torch.compiler.is_compiling() or are_functorch_transforms_active() or is_forward_ad_active() or is_jit_tracing():
+        return True
+    if count_dispatch_modes() and are_operations_overridden():
+        return True
+    return any([type(each) not in PLAIN and is_overriding(each) for each in operands])
+
+
+def is_overriding(value: Any) -> bool:
+    """Check whether ``value`` is a tensor of a user's class that may change what torch's operations compute."""
+    return isinstance(value, torch.Tensor) and overrides_operations(type(value))
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:

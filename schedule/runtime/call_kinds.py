@@ -10,9 +10,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from fused.torch_internals.modes import count_dispatch_modes, function_mode_stack, innermost_transform
+from fused.torch_internals.modes import (
+    are_operations_overridden,
+    count_dispatch_modes,
+    function_mode_stack,
+    innermost_transform,
+    overrides_operations,
+)
 from fused.torch_internals.tensors import FakeTensor, FunctionalTensor
-from schedule.capture.recording.structure import leaves
+from schedule.capture.recording.structure import leaves, tensors
 
 
 class _Busy(threading.local):
@@ -32,10 +38,17 @@ def adapting() -> Iterator[None]:
         _busy.now = False
 
 
-def sees_functions() -> bool:
-    """Check whether a user's ``TorchFunctionMode`` is active (it sees, and may change, each torch function called)."""
+def are_functions_overridden() -> bool:
+    """Check whether a mode of a user is active that sees, and may change, each torch function or operator called."""
     own = ("torch.utils._device", "schedule.")
-    return not all(type(mode).__module__.startswith(own) for mode in function_mode_stack())
+    return are_operations_overridden() or not all(
+        type(mode).__module__.startswith(own) for mode in function_mode_stack()
+    )
+
+
+def overriding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the name of a user's class of tensors among the arguments that may change torch's operations, or ""."""
+    return next((type(leaf).__name__ for leaf in tensors((args, kwargs)) if overrides_operations(type(leaf))), "")
 
 
 def is_only_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import fx, nn
 
-from fused.torch_internals.modes import count_function_modes
+from fused.torch_internals.modes import count_dispatch_modes, count_function_modes
 from fused.torch_internals.modules import are_parametrizations_cached
 from schedule.capture.tracing.guards import GuardMiss
 from schedule.capture.tracing.hooks import acts_on_all
@@ -27,7 +27,7 @@ from schedule.capture.tracing.lock import TRACING
 from schedule.capture.tracing.outputs import OutputMiss
 from schedule.capture.tracing.replaying import replayed
 from schedule.capture.tracing.specialization import Specialization, original_class
-from schedule.runtime.call_kinds import adapting, is_only_traced, sees_functions, summary
+from schedule.runtime.call_kinds import adapting, are_functions_overridden, is_only_traced, overriding, summary
 from schedule.runtime.classes import STATE, Owner, put_on, scheduled_class, take_off, wraps_forward
 from schedule.runtime.dispatch import Declined, Select, Selected, generated_check, generated_select
 from schedule.runtime.logs import log_guards, log_missed
@@ -121,8 +121,12 @@ class ScheduledState:
 
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph made for calls like this one, else the original forward."""
-        if count_function_modes() and not torch.compiler.is_compiling() and sees_functions():
-            return self.fall_back(module, args, kwargs, "a mode that watches torch's functions is active")
+        if (
+            not torch.compiler.is_compiling()
+            and (count_function_modes() or count_dispatch_modes())
+            and are_functions_overridden()
+        ):
+            return self.fall_back(module, args, kwargs, "a mode that may change torch's functions is active")
         try:  # as in `selected`, without another call on the path of every call
             selected = self.select(module, args, kwargs)
         except _NOT_TAKEN as error:
@@ -259,6 +263,8 @@ class ScheduledState:
             return None, ("torch.nn.utils.parametrize.cached() is active, which keeps what is made while tracing",)
         if is_only_traced(args, kwargs) or self.adapter is None:
             return None
+        if cls := overriding(args, kwargs):
+            return None, (f"it was given a {cls}, a class that may change what torch's operations compute",)
         selected = self.selected(module, args, kwargs, missed) if missed else None
         if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
             return selected or _ENOUGH

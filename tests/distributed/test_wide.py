@@ -44,6 +44,8 @@ def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 class Collectives(TorchDispatchMode):
     """Counts collectives. ``CommDebugMode`` hooks every module, after which none may be changed in place."""
 
+    observes_only = True
+
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []

@@ -226,6 +226,8 @@ def test_folding_takes_one_pass_over_the_smaller_side() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Products(TorchDispatchMode):
+        observes_only = True
+
         def __init__(self) -> None:
             super().__init__()
             self.sizes: list[int] = []

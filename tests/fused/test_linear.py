@@ -186,6 +186,8 @@ def test_a_weight_changed_after_the_forward_is_refused() -> None:
 
 
 class _Counter(TorchDispatchMode):
+    observes_only = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 

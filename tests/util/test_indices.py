@@ -23,6 +23,8 @@ LONG = torch.tensor([[0, 3], [1, 2]])
 class Reached(TorchDispatchMode):
     """Counts what the device is asked to compute."""
 
+    observes_only = True
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()

@@ -170,6 +170,8 @@ def test_a_fused_dropout_draws_as_the_original() -> None:
 class Operations(TorchDispatchMode):
     """Adds the names of torch's operations to ``seen``."""
 
+    observes_only = True
+
     def __init__(self, seen: set[str]) -> None:
         super().__init__()
         self.seen = seen
