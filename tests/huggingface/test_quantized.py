@@ -1,4 +1,4 @@
-"""Fine-tuning of quantized models with LoRA: quantized first or scheduled first, beside an untouched twin.
+"""Training of quantized layers, and fine-tuning with LoRA: quantized first or scheduled first, beside a twin.
 
 The libraries are installed by ``make sweep-beyond``.
 """
@@ -136,3 +136,58 @@ def test_twenty_steps_are_those_of_the_untouched_twin(name: str, first: str) -> 
         torch.testing.assert_close(weights[key], value, rtol=1e-3, atol=1e-4)
     if first == "quantized":  # in the other orders, layers around quantized products run their original forward
         assert report.active >= 0.7 * report.count(), report.declined
+
+
+def torchao_float8() -> Quantize:
+    float8 = pytest.importorskip("torchao.float8")
+
+    def quantize(model: nn.Module) -> None:
+        linears = {id(linear) for _, _, linear in layers_of(model)}
+        config = float8.Float8LinearConfig(emulate=True)  # the products themselves need a card
+        float8.convert_to_float8_training(
+            model, config=config, module_filter_fn=lambda module, path: id(module) in linears
+        )
+
+    return quantize
+
+
+def torchao_int8_training() -> Quantize:
+    training = pytest.importorskip("torchao.prototype.quantized_training")
+    quantization = pytest.importorskip("torchao.quantization")
+
+    def quantize(model: nn.Module) -> None:
+        linears = {id(linear) for _, _, linear in layers_of(model)}
+        quantization.quantize_(
+            model, training.int8_mixed_precision_training(), filter_fn=lambda module, path: id(module) in linears
+        )
+
+    return quantize
+
+
+TRAINED: dict[str, Callable[[], Quantize]] = {"float8": torchao_float8, "int8": torchao_int8_training}
+
+
+@pytest.mark.parametrize("first", ["quantized", "scheduled"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_of_quantized_layers(name: str, first: str) -> None:
+    """All weights are trained, those of the quantized layers too, whose rounding draws random numbers."""
+    quantize = TRAINED[name]()
+    (model, batch), (twin, _) = model_and_batch(), model_and_batch()
+    quantize(twin)
+    if first == "quantized":
+        quantize(model)
+    report = schedule.optimize(model, batch, cost_guard=False)
+    if first == "scheduled":
+        quantize(model)
+    assert report.count("rms_norm_llama") + report.count("add_rms_norm_llama") == 5
+    results = []
+    for each in (model, twin):
+        torch.manual_seed(3)
+        results.append(trained(each, batch))
+    (ours, weights), (theirs, expected) = results
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-3, atol=1e-3)
+    assert weights.keys() == expected.keys()
+    for key, value in expected.items():
+        found = weights[key]
+        torch.testing.assert_close(found + 0.0, value + 0.0, rtol=1e-2, atol=5e-3, msg=lambda m, k=key: f"{k}: {m}")
+    assert report.active == report.count() >= 8, report.declined

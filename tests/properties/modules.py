@@ -48,16 +48,23 @@ class Gated(nn.Module):
 
 
 class Attention(nn.Module):
-    """Two heads; with a causal mask or without, by hand or by torch's function."""
+    """Two heads; with a causal mask or without, by hand or by torch's function.
 
-    def __init__(self, causal: bool, by_hand: bool, p: float) -> None:
+    Its operands may depend on each other: the values are the keys, the keys computed from the queries, or all are one.
+    """
+
+    def __init__(self, causal: bool, by_hand: bool, p: float, shares: str = "") -> None:
         super().__init__()
         self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.dropout, self.causal, self.by_hand = nn.Dropout(p), causal, by_hand
+        self.dropout, self.causal, self.by_hand, self.shares = nn.Dropout(p), causal, by_hand, shares
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, length, _ = x.shape
         q, k, v = (part(x).view(rows, length, 2, WIDTH // 2).transpose(1, 2) for part in (self.q, self.k, self.v))
+        if self.shares == "q in k":
+            k = F.normalize(q, dim=-1)
+        elif self.shares:
+            k, v = q if self.shares == "q is k" else k, q if self.shares == "q is k" else k
         if self.by_hand:
             scores = q @ k.transpose(-1, -2) * 0.5
             if self.causal:
@@ -125,16 +132,37 @@ class Twice(nn.Module):
         return self.part(self.part(x))
 
 
+class Tied(nn.Module):
+    """Two layers with one weight, the second time turned round."""
+
+    def __init__(self, act: str) -> None:
+        super().__init__()
+        self.fc, self.bias = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.zeros(WIDTH))
+        self.act = ACTIVATIONS[act]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.act(self.fc(x)), self.fc.weight.t(), self.bias)
+
+
+class Weight(nn.Parameter):
+    """A class of parameters that changes nothing."""
+
+
 class Root(nn.Module):
-    """The model: one or several results, as a tensor, tuple or dict."""
+    """The model: one or several results, as a tensor, tuple or dict, or a loss whose weight is that of the input."""
 
     def __init__(self, body: nn.Module, returns: str) -> None:
         super().__init__()
         self.body, self.head, self.returns = body, nn.Linear(WIDTH, WIDTH, bias=False), returns
 
     def forward(self, x: torch.Tensor) -> Any:
+        if self.returns == "loss":
+            x = F.linear(x, self.head.weight)
         hidden = self.body(x)
         out = self.head(hidden)
+        if self.returns == "loss":
+            targets = torch.arange(out.shape[0] * out.shape[1], device=x.device) % WIDTH
+            return F.cross_entropy(out.view(-1, WIDTH), targets)
         if self.returns == "tuple":
             return out, hidden
         return {"out": out, "hidden": hidden} if self.returns == "dict" else out
@@ -160,18 +188,27 @@ def build(spec: Spec) -> nn.Module:
         return Branches(build(rest[0]), build(rest[1]), rest[2])
     if kind == "sequence":
         return nn.Sequential(*map(build, rest))
-    own: dict[str, Callable[..., nn.Module]] = {"mlp": Mlp, "gated": Gated, "attention": Attention}
+    own: dict[str, Callable[..., nn.Module]] = {"mlp": Mlp, "gated": Gated, "attention": Attention, "tied": Tied}
     return own[kind](*rest) if kind in own else Twice(build(rest[0]))
 
 
-def model_of(spec: Spec, returns: str) -> nn.Module:
-    """The model of a spec; biases are not zero, so that one that is lost shows."""
+def model_of(spec: Spec, returns: str, subclassed: bool = False) -> nn.Module:
+    """The model of a spec; biases are not zero, so that one that is lost shows.
+
+    Args:
+        spec: what its body is.
+        returns: what it returns.
+        subclassed: its parameters are of a class of their own.
+    """
     torch.manual_seed(0)
     model = Root(build(spec), returns)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
+    for module in model.modules() if subclassed else ():
+        for name, own in module._parameters.items():
+            module._parameters[name] = None if own is None else Weight(own.detach())
     return model
 
 
@@ -186,7 +223,8 @@ leaves: st.SearchStrategy[Spec] = st.one_of(
     st.tuples(st.just("dropout"), _rates),
     st.tuples(st.just("mlp"), _names, st.booleans()),
     st.tuples(st.just("gated"), _names),
-    st.tuples(st.just("attention"), st.booleans(), st.booleans(), _rates),
+    st.tuples(st.just("attention"), st.booleans(), st.booleans(), _rates, st.sampled_from(["", "k is v", "q in k", "q is k"])),
+    st.tuples(st.just("tied"), _names),
 )
 
 
@@ -200,4 +238,4 @@ def _larger(parts: st.SearchStrategy[Spec]) -> st.SearchStrategy[Spec]:
 
 
 specs = st.recursive(leaves, _larger, max_leaves=5)
-models = st.builds(model_of, specs, st.sampled_from(["tensor", "tuple", "dict"]))
+models = st.builds(model_of, specs, st.sampled_from(["tensor", "tuple", "dict", "loss"]), st.booleans())

@@ -120,14 +120,28 @@ class Run:
         assert _same(results(self.twin), results(self.model))
 
 
-def check(model: nn.Module, steps: Sequence[Step]) -> None:
-    """Every property, of one model and one schedule."""
+def check(model: nn.Module, steps: Sequence[Step]) -> int:
+    """Every property, of one model and one schedule; the number of steps that it ended with."""
     run = Run(model)
     for step in steps:
         run.take(step)
+    count = len(run.sch.history)
     run.check_equal()
     run.check_replayed()
     run.check_undone()
+    return count
+
+
+def check_rules(model: nn.Module, rules: str) -> int:
+    """What a set of rules makes of a model, second derivatives included; the number of rewrites."""
+    twin = copy.deepcopy(model)
+    report = schedule.optimize(model, example(), rules=rules, cost_guard=False)
+    found = schedule.equivalent(twin, model, example(), steps=1)
+    assert found.equal, f"{report.applied}\n{found}"
+    while report.schedule.history:
+        report.schedule.undo()
+    assert _same(results(twin), results(model))
+    return sum(report.applied.values())
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
