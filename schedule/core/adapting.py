@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 import fused
 from schedule.capture.examples.shapes import other_shapes
-from schedule.capture.recording.calls import interceptable
+from schedule.capture.recording.calls import interceptable, intercepted_calls
 from schedule.capture.recording.recording import Call, Recording, is_fully_sharded, recorded
 from schedule.capture.recording.source import NeedsData
 from schedule.capture.recording.structure import map_structure
@@ -45,7 +45,7 @@ from schedule.capture.tracing.specialization import Specialization, original_cla
 from schedule.capture.tracing.unchanged import state_unchanged
 from schedule.core.graphs import difference
 from schedule.runtime.dispatch import Declined
-from schedule.runtime.scheduled import Adaptation, ScheduledState, state_of
+from schedule.runtime.scheduled import Adaptation, Returned, ScheduledState, state_of
 from schedule.util.copying import copied
 from schedule.util.errors import NotApplicable, ScheduleError, TraceError
 from schedule.util.generators import generator_states, restore_generators
@@ -118,6 +118,7 @@ class Adapter:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         missed: tuple[str, ...] = (),
+        returned: Returned | None = None,
     ) -> Adaptation | None:
         """Make graphs for calls like this one, in training and eval mode, or give the reason against it.
 
@@ -126,6 +127,7 @@ class Adapter:
             forward: its original forward.
             args: the arguments of the call, with ``kwargs``.
             missed: the checks inside graphs that the call failed; none if no graph took it.
+            returned: what submodules with hooks returned in this call.
 
         Returns:
             None if the arguments do not fit the forward, or cannot be described.
@@ -145,13 +147,15 @@ class Adapter:
                 (), Declined(signature, "torch has a kernel of its own for it without gradients"), missed=missed
             )
         try:
-            _refuse(module)
+            _refuse(module, returned or {})
             key = (structural_key(module, call, forward, autocast), self, missed)
-            known = _known.get(key)
+            known = _known.get(key) if returned is None else None
             if known is not None and all(_holds_for(module, made) for made in known.specializations):
                 return known
             with own_errors("adapting"), user_code(), _undisturbed(module):
-                made, summary = self._made(module, forward, call, recording, autocast, (args, kwargs), bool(missed))
+                made, summary = self._made(
+                    module, forward, call, recording, autocast, (args, kwargs), bool(missed), returned or {}
+                )
         except InternalError as error:
             why = contained(error).why
         except _NothingToRewrite as error:
@@ -164,10 +168,25 @@ class Adapter:
             adaptation = Adaptation(
                 made, Declined(signature, "the graph made for it does not take it"), summary, missed
             )
-            if not any(map(has_constants, made)):
+            if returned is None and not any(map(has_constants, made)):
                 _known[key] = adaptation
             return adaptation
         return Adaptation((), Declined(signature, why.partition("\n")[0]), missed=missed)
+
+    def hooked(self, module: nn.Module) -> list[nn.Module]:
+        """Return the submodules that stay calls of the graphs and run hooks, or have others in them that do."""
+        found: list[nn.Module] = []
+
+        def visit(parent: nn.Module, path: str) -> None:
+            for name, child in parent.named_children():
+                own = f"{path}.{name}" if path else name
+                if own in self.inlined or type(child).forward is nn.Module.forward:  # a list of modules
+                    visit(child, own)
+                elif any(map(acts_now, child.modules())):
+                    found.append(child)
+
+        visit(module, "")
+        return found
 
     def _made(
         self,
@@ -178,8 +197,11 @@ class Adapter:
         autocast: torch.dtype | None,
         live: Live,
         by_data: bool,
+        returned: Returned,
     ) -> tuple[tuple[Specialization, ...], str]:
-        shadow = Shadow(module)
+        shadow = Shadow(module, returned)
+        replayed = {shadow.stand_ins[child]: outputs for child, outputs in returned.items()}
+        recording.assumed |= {child: _one_kind(child, outputs, recording) for child, outputs in replayed.items()}
         made: list[Specialization] = []
         # The parameters, with what is set on them, are those of the live module, as are functions and globals.
         with restored({"self": shadow.module}):
@@ -187,6 +209,8 @@ class Adapter:
                 if not by_data:
                     with suppress(NeedsData):
                         made, rewritten = self._traced(shadow, forward, call, recording, autocast)
+                if not made and returned:
+                    raise NotApplicable("a branch depends on data, and a submodule has a hook", fix="remove the hook")
                 if not made:
                     recording = _with_data(shadow.module, forward, live, recording.grad_enabled)
                     made, rewritten = self._traced(
@@ -194,7 +218,7 @@ class Adapter:
                     )
             if self.rewrites and not rewritten:
                 raise _NothingToRewrite("nothing of what was rewritten occurs in it")
-            _check(shadow.module, forward, made[1], live)
+            _check(shadow.module, forward, made[1], live, replayed)
         done = ", ".join(f"{name} × {count}" for name, count in rewritten.items())
         return tuple(made), f"{_kind(call, autocast)}: {done or 'traced'}"
 
@@ -264,9 +288,12 @@ def _undisturbed(module: nn.Module) -> Iterator[None]:
         restore_generators(states)
 
 
-def _refuse(module: nn.Module) -> None:
-    """Raise if the result depends on more than the module's code: a wrapper, sharding, a hook, a patched forward."""
-    for path, child in module.named_modules():
+def _refuse(module: nn.Module, returned: Returned) -> None:
+    """Raise if the result depends on more than the module's code: a wrapper, sharding, a hook, a patched forward.
+
+    Submodules that are known by what they returned are left out.
+    """
+    for path, child in module.named_modules(memo={inner for known in returned for inner in known.modules()}):
         state = state_of(child)
         if state is not None and state.forward is not None:
             raise NotApplicable(f"a primitive wraps the forward of {path or 'the module'}", fix=_EXAMPLES)
@@ -307,10 +334,17 @@ def _own(leaf: Any) -> Any:
 
 
 class Shadow:
-    """Copy of a module with shared parameters and copied buffers: other threads never see it being traced."""
+    """Copy of a module with shared parameters and copied buffers: other threads never see it being traced.
 
-    def __init__(self, module: nn.Module) -> None:
-        memo: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
+    Attributes:
+        module: the copy.
+        stand_ins: submodule → the object in its place, without its hooks, for those of which only results are known.
+    """
+
+    def __init__(self, module: nn.Module, known: Iterable[nn.Module] = ()) -> None:
+        self.stand_ins = {child: _without_hooks(child) for child in known}
+        memo: dict[int, Any] = {id(child): stand_in for child, stand_in in self.stand_ins.items()}
+        memo |= {id(parameter): parameter for parameter in module.parameters()}
         memo |= {id(buffer): buffer.clone() for buffer in module.buffers()}
         memo |= {id(getattr(module, hooks)): type(getattr(module, hooks))() for hooks in _HOOKS}
         for child in module.modules():
@@ -334,6 +368,13 @@ class Shadow:
         if isinstance(value, types.MethodType):
             return types.MethodType(value.__func__, self._original(value.__self__))
         return self._originals.get(id(value), value)
+
+
+def _without_hooks(module: nn.Module) -> nn.Module:
+    """Return an object with the same state, submodules included, but no hooks."""
+    twin: nn.Module = object.__new__(type(module))
+    vars(twin).update(vars(module) | {hooks: type(vars(module)[hooks])() for hooks in _HOOKS})
+    return twin
 
 
 def _is_of_distributed(value: Any) -> bool:
@@ -360,13 +401,44 @@ def _with_data(shadow: nn.Module, forward: Callable[..., Any], live: Live, grad_
     return recording
 
 
+def _one_kind(module: nn.Module, outputs: list[Any], recording: Recording) -> Any:
+    """Return the metadata of all results of a submodule.
+
+    Raises:
+        NotApplicable: they differ, or there are none.
+    """
+    described = [recording.describe(output) for output in outputs]
+    if not described or any(each != described[0] for each in described):
+        kinds = "results of several kinds" if described else "no result"
+        raise NotApplicable(f"{type(module).__name__} has a hook and returned {kinds}", fix="remove the hook")
+    return described[0]
+
+
+@contextmanager
+def _replaying(root: nn.Module, returned: Returned) -> Iterator[None]:
+    """Let calls of submodules return copies of these results, one after the other, in place of running."""
+    left = {child: iter(outputs) for child, outputs in returned.items()}
+
+    def replay(child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if child in left:
+            return map_structure(next(left[child]), _own)
+        return perform(call, *args, **kwargs)
+
+    with intercepted_calls(root, replay) if returned else nullcontext():
+        yield
+
+
 def _refuse_messages(made: Specialization) -> None:
     if any(node.target in MESSAGES for node in made.graph.nodes):
         raise TraceError("the forward prints, warns or logs, and checking a new graph would do so again", fix=_EXAMPLES)
 
 
-def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization, live: Live) -> None:
+def _check(
+    shadow: nn.Module, forward: Callable[..., Any], made: Specialization, live: Live, returned: Returned
+) -> None:
     """Compare an eval-mode graph with the forward, on the live arguments and on other sizes of them.
+
+    Submodules known by what they returned return that again, for the live arguments alone.
 
     Raises:
         TraceError: they differ, or the comparison would write messages of the forward.
@@ -379,10 +451,10 @@ def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization,
     with ExitStack() as stack:
         for block in (torch.no_grad(), quiet, fused.backend("reference")):
             stack.enter_context(block)
-        for batch in [live, *other_shapes(live)[:_CHECKED_SHAPES]]:
+        for batch in [live] if returned else [live, *other_shapes(live)[:_CHECKED_SHAPES]]:
             (args, kwargs), (own_args, own_kwargs) = map_structure(batch, _own), map_structure(batch, _own)
             try:
-                with user_code(), indices_checked(batch), restored({"self": shadow}):
+                with user_code(), indices_checked(batch), restored({"self": shadow}), _replaying(shadow, returned):
                     expected = perform(forward, shadow, *args, **kwargs)
             except UserCodeError as failed:  # it does not take this shape
                 if batch is live:
@@ -392,7 +464,8 @@ def _check(shadow: nn.Module, forward: Callable[..., Any], made: Specialization,
             if selected is not None:
                 run, given = selected
                 try:
-                    why = difference(run(*given), expected, made.autocast)
+                    with _replaying(shadow, returned):
+                        why = difference(run(*given), expected, made.autocast)
                 except GuardMiss as miss:
                     why = str(miss) if batch is live else ""
                 if why:

@@ -21,6 +21,8 @@ from torch import fx, nn
 
 from fused.torch_internals.modes import count_dispatch_modes, count_function_modes
 from fused.torch_internals.modules import are_parametrizations_cached
+from schedule.capture.recording.calls import intercepted_calls
+from schedule.capture.recording.structure import map_structure
 from schedule.capture.tracing.guards import GuardMiss
 from schedule.capture.tracing.hooks import acts_on_all
 from schedule.capture.tracing.lock import TRACING
@@ -62,6 +64,10 @@ class Adaptation:
     missed: tuple[str, ...] = ()
 
 
+Returned = dict[nn.Module, list[Any]]
+"""Submodules, and what each of their calls returned, hooks included."""
+
+
 class Adapter(Protocol):
     """Maker of graphs for further calls of a module, copied and pickled with it."""
 
@@ -72,11 +78,20 @@ class Adapter(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         missed: tuple[str, ...] = (),
+        returned: Returned | None = None,
     ) -> Adaptation | None:
         """Make graphs for calls like this one, or return None if the arguments do not fit the forward.
 
-        ``missed`` are the checks inside other graphs that the call failed, none if no graph took it.
+        Args:
+            module: the live module.
+            forward: its original forward.
+            args: the arguments of the call, with ``kwargs``.
+            missed: the checks inside other graphs that the call failed, none if no graph took it.
+            returned: what submodules with hooks returned in this call, of those that :meth:`hooked` names.
         """
+
+    def hooked(self, module: nn.Module) -> list[nn.Module]:
+        """Return the submodules that stay calls of the graphs and run hooks, or have others in them that do."""
 
 
 class ScheduledState:
@@ -272,18 +287,59 @@ class ScheduledState:
             selected = self.selected(module, args, kwargs, missed)  # another thread may have made one
             if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
                 return selected or _ENOUGH
-            with adapting():
-                made = self.adapter.adapt(module, self.original, args, kwargs, missed)
-            if made is None:
-                return None
+            if not missed and self.adapter.hooked(module):
+                return self._observed, (module, args, kwargs)
+            return self._graph_for(module, args, kwargs, missed, None)
+
+    def _graph_for(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        missed: tuple[str, ...],
+        returned: Returned | None,
+    ) -> Selected | None:
+        """Return the graph made for a call, or the reason why there is none."""
+        if self.adapter is None:
+            return None
+        with adapting():
+            made = self.adapter.adapt(module, self.original, args, kwargs, missed, returned)
+        if made is None:
+            return None
+        selected = self._with(made, module, args, kwargs)
+        if selected is None:
+            made = replace(made, specializations=(), summary="")
             selected = self._with(made, module, args, kwargs)
-            if selected is None:
-                made = replace(made, specializations=(), summary="")
-                selected = self._with(made, module, args, kwargs)
-            found = f"new graphs for {made.summary}" if made.summary else f"no new graph: {made.declined.why}"
-            facts = {"module": self.name, "summary": made.summary, "reason": made.declined.why}
-            log("fallbacks", f"{self.label}: {found}", facts)
-            return selected
+        found = f"new graphs for {made.summary}" if made.summary else f"no new graph: {made.declined.why}"
+        facts = {"module": self.name, "summary": made.summary, "reason": made.declined.why}
+        log("fallbacks", f"{self.label}: {found}", facts)
+        return selected
+
+    def _observed(self, module: nn.Module, *args: Any) -> Any:
+        """Run the original forward, and make a graph for such calls with what submodules with hooks returned.
+
+        Hooks, such as those of FSDP2 that cast what a layer returns, cannot run without data.
+        """
+        arguments, kwargs = args
+        returned: Returned = {} if self.adapter is None else {child: [] for child in self.adapter.hooked(module)}
+
+        def keep(child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            output = perform(call, *args, **kwargs)
+            if child in returned:
+                returned[child].append(map_structure(output, _detached))
+            return output
+
+        with intercepted_calls(module, keep):
+            result = perform(self.original, module, *arguments, **kwargs)
+        try:
+            with own_errors("adapting"), TRACING:
+                selected = self._graph_for(module, arguments, kwargs, (), returned)
+        except InternalError as error:
+            self.adapter = None
+            selected = None, (self.failed(error),)
+        if selected is None or selected[0] is None:
+            self.count_fallback(arguments, kwargs, selected[1][0] if selected else "")
+        return result
 
     def _with(
         self, made: Adaptation, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -388,6 +444,10 @@ class ScheduledState:
                     FallbackWarning,
                     stacklevel=6,
                 )
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 _ENOUGH: Selected = (None, (f"{MAX_ADAPTATIONS} other kinds of calls have graphs, and no more are made",))

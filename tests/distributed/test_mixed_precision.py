@@ -1,4 +1,4 @@
-"""FSDP2 with a mixed-precision policy, as people train: in both orders the layers keep their rewrites."""
+"""FSDP2 with a mixed-precision policy, as people train: in both orders all rewrites stay."""
 
 from __future__ import annotations
 
@@ -54,14 +54,17 @@ def trained_alike(mesh: Any, first: str, offload: bool, reshard: bool) -> None:
     for before, *after in zip(start, model.parameters(), twin.parameters(), strict=True):
         ours, theirs = (full_tensor(each) - before for each in after)  # type: ignore[arg-type]
         assert (ours - theirs).norm() < 0.1 * theirs.norm()
-    layers = [entry for entry in report.entries if entry.status == "applied" and ".layers." in entry.path]
-    assert sum(entry.count for entry in layers) == 8 <= report.active
-    assert set(report.falling_back) <= {"", "model"}, "modules around the wrapped layers"
-    assert all("_post_forward" in why for whys in report.declined.values() for why in whys)
+    assert report.active == report.count() == 10 and not report.falling_back, (
+        report.applied,
+        report.active,
+        report.falling_back,
+        report.declined,
+    )
+    assert not report.fallbacks or first == "scheduled", "each kind of call runs the original forward once at most"
 
 
 @pytest.mark.parametrize("first", ["scheduled", "wrapped"])
-def test_the_layers_keep_their_rewrites(first: str) -> None:
+def test_all_rewrites_stay(first: str) -> None:
     launch.passes(partial(trained_alike, first=first, offload=False, reshard=True), limit=300)
 
 

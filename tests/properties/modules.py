@@ -223,7 +223,9 @@ leaves: st.SearchStrategy[Spec] = st.one_of(
     st.tuples(st.just("dropout"), _rates),
     st.tuples(st.just("mlp"), _names, st.booleans()),
     st.tuples(st.just("gated"), _names),
-    st.tuples(st.just("attention"), st.booleans(), st.booleans(), _rates, st.sampled_from(["", "k is v", "q in k", "q is k"])),
+    st.tuples(
+        st.just("attention"), st.booleans(), st.booleans(), _rates, st.sampled_from(["", "k is v", "q in k", "q is k"])
+    ),
     st.tuples(st.just("tied"), _names),
 )
 

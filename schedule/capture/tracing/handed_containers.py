@@ -144,10 +144,8 @@ def _is_container(node: fx.Node) -> bool:
     if node.op == "placeholder":
         return bool(node.meta.get(CONTAINER))
     made = node.target
-    return (
-        made is with_items
-        or (isinstance(made, type)
-        and (issubclass(made, (list, dict)) or dataclasses.is_dataclass(made)))
+    return made is with_items or (
+        isinstance(made, type) and (issubclass(made, (list, dict)) or dataclasses.is_dataclass(made))
     )
 
 

@@ -69,7 +69,8 @@ class ModuleCalls:
                 return call(*args, **kwargs)
             finally:
                 self._within.pop()
-        self.tracer.evaluator.read_kind(child)
+        if child not in self.tracer.recording.assumed:
+            self.tracer.evaluator.read_kind(child)
         with self.tracer.evaluator.recording(False):
             value, hooks = self._called(child, path, call, args, kwargs), self._collecting(child, path)
         for hook in hooks:
@@ -134,7 +135,8 @@ class ModuleCalls:
             if value is None:
                 node.meta[KIND] = ()
             value = self.tracer.track(value, node)
-            self.tracer.outputs[node] = structure(value)
+            # A hook may decide on the dtype, whatever the child computes in.
+            self.tracer.outputs[node] = structure(value, dtypes=child in self.tracer.recording.assumed)
             self.tracer.memory.called(child, value, given)
         for container in watch_returned(self.tracer, value, node):
             self.tracer.evaluator.know_returned(container)

@@ -33,34 +33,39 @@ class Value(NamedTuple):
 
 Path = tuple[Any, ...]
 Expected = tuple[tuple[Path, Any], ...]
-"""Paths in an output, each with its kind: ``"tensor"``, ``"object"``, ``"none"``, a number of items, names of fields,
-or a :class:`Value`."""
+"""Paths in an output, each with its kind: ``"tensor"``, or its dtype if that is relied on, ``"object"``, ``"none"``, a
+number of items, names of fields, or a :class:`Value`."""
 
 
-def structure(value: Any) -> Expected:
-    """Return the kinds of everything in the tracked output ``value``, before its caller may write to it."""
+def structure(value: Any, dtypes: bool = False) -> Expected:
+    """Return the kinds of everything in the tracked output ``value``, before its caller may write to it.
+
+    Args:
+        value: the output.
+        dtypes: whether the rest of the graph relies on the dtypes of its tensors.
+    """
     is_checked = isinstance(value, (tuple, list, *_VALUES)) or is_plain_mapping(value) or _is_plain_record(value)
-    return tuple(_structure(value, ())) if is_checked else ()
+    return tuple(_structure(value, (), dtypes)) if is_checked or (dtypes and isinstance(value, torch.Tensor)) else ()
 
 
-def _structure(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _structure(value: Any, path: Path, dtypes: bool) -> Iterator[tuple[Path, Any]]:
     if value is None:
         yield path, "none"
     elif stands_for_tensor(value):
-        yield path, "tensor"
+        yield path, value.dtype if dtypes and isinstance(value, torch.Tensor) else "tensor"
     elif isinstance(value, (tuple, list)):
         yield path, len(value)
         for index, item in enumerate(value):
-            yield from _structure(item, (*path, index))
+            yield from _structure(item, (*path, index), dtypes)
     elif is_plain_mapping(value) and all(isinstance(key, str) for key in value):
         yield path, tuple(value)
         for key, item in value.items():
-            yield from _structure(item, (*path, key))
+            yield from _structure(item, (*path, key), dtypes)
         for name, each in attributes_beside(value).items():
-            yield from _structure(each, (*path, Field(name)))
+            yield from _structure(each, (*path, Field(name)), dtypes)
     elif _is_plain_record(value):
         for name in value.__dataclass_fields__:
-            yield from _structure(getattr(value, name), (*path, Field(name)))
+            yield from _structure(getattr(value, name), (*path, Field(name)), dtypes)
     else:
         yield path, Value(value) if isinstance(value, _VALUES) else "object"
 

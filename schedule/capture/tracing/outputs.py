@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch import fx
 
 from schedule.capture.tracing.effects import graph_check
@@ -61,6 +62,8 @@ def _kind(value: Any, path: Path, kind: Any) -> Any:
         return Value(value)
     if value is None:
         return "none"
+    if isinstance(kind, torch.dtype):
+        return value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
     if stands_for_tensor(value):
         return "tensor"
     if kind == "object" and not isinstance(value, (tuple, list, dict)):
@@ -83,14 +86,18 @@ def insert_checks(outputs: dict[fx.Node, Expected]) -> None:
         if not kinds:
             continue
         final = lasting is not None and lasting <= node
-        expected = tuple((path, kind) for path, kind in kinds if kind not in _LEAVES or _is_used(node, path, kind))
+        expected = tuple((path, kind) for path, kind in kinds if not _is_leaf(kind) or _is_used(node, path, kind))
         with node.graph.inserting_after(node):
             name = node.target if isinstance(node.target, str) else node.name
             inserted = node.graph.call_function(check_output, (node, expected, name, final))
         inserted.meta["source"] = node.meta.get("source", "")
 
 
-def _is_used(node: fx.Node, path: Path, kind: str) -> bool:
+def _is_leaf(kind: Any) -> bool:
+    return kind in _LEAVES or isinstance(kind, torch.dtype)
+
+
+def _is_used(node: fx.Node, path: Path, kind: Any) -> bool:
     """Check whether the graph uses the tensor or object at ``path`` in the output of ``node``."""
     for step in path:
         read, key = (getattr, step.name) if isinstance(step, Field) else (operator.getitem, step)
@@ -98,4 +105,4 @@ def _is_used(node: fx.Node, path: Path, kind: str) -> bool:
         if item is None:
             return False
         node = item
-    return bool(node.users) and (kind == "tensor" or bool(node.meta.get("object")))
+    return bool(node.users) and (kind != "object" or bool(node.meta.get("object")))
