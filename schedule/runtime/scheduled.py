@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import fx, nn
+from torch.distributed.tensor import DTensor
 
 from fused.torch_internals.modes import count_dispatch_modes, count_function_modes
 from fused.torch_internals.modules import are_parametrizations_cached
@@ -140,6 +141,7 @@ class ScheduledState:
             not torch.compiler.is_compiling()
             and (count_function_modes() or count_dispatch_modes())
             and are_functions_overridden()
+            and not _is_shared_out(module)
         ):
             return self.fall_back(module, args, kwargs, "a mode that may change torch's functions is active")
         try:  # as in `selected`, without another call on the path of every call
@@ -444,6 +446,12 @@ class ScheduledState:
                     FallbackWarning,
                     stacklevel=6,
                 )
+
+
+def _is_shared_out(module: nn.Module) -> bool:
+    """Check whether primitives have shared the work of ``module`` among ranks: its original forward would not do."""
+    wrapped = any(state.forward is not None for state in states_in(module))
+    return wrapped or any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
 def _detached(leaf: Any) -> Any:

@@ -132,6 +132,8 @@ def sums(plan: Plan, model: nn.Module) -> tuple[int, int]:
 class Counted(CommDebugMode):
     """Without its hooks on modules: autograd refuses some of what Falcon, T5 and ViT do under them."""
 
+    observes_only = True
+
     def __enter__(self) -> Counted:
         super().__enter__()
         self.advanced_module_tracker.__exit__()
