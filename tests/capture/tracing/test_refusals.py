@@ -159,13 +159,18 @@ def steps(rows):
     return torch.arange(rows)[:, None]
 
 
+@functools.lru_cache
+def columns_of(shape):
+    return torch.arange(shape[1])[None].expand(*shape)
+
+
 class Cached(nn.Module):
     @functools.lru_cache(maxsize=8)  # noqa: B019
     def grid(self, rows, columns):
         return torch.ones(rows, columns).cumsum(0) + steps(rows)
 
     def forward(self, x):
-        return x + self.grid(*x.shape)
+        return x + self.grid(*x.shape) + columns_of(x.shape)
 
 
 def test_cached_results_are_computed_in_the_graph_and_no_data_free_one_stays():
@@ -177,7 +182,7 @@ def test_cached_results_are_computed_in_the_graph_and_no_data_free_one_stays():
     for shape in ((2, 3), (4, 5)):
         x = torch.randn(shape)
         assert torch.equal(module(x), twin(x)) and type(twin.grid(*shape)) is torch.Tensor
-        assert type(steps(shape[0])) is torch.Tensor
+        assert type(steps(shape[0])) is type(columns_of(x.shape)) is torch.Tensor
     assert state_of(module).fallbacks == 0 and isinstance(vars(Cached)["grid"], functools._lru_cache_wrapper)
 
 

@@ -19,7 +19,7 @@ from torch.jit import ScriptFunction
 from fused.torch_internals.functions import applied_class
 from fused.torch_internals.modes import without_function_modes
 from schedule.capture.recording.calls import unwatched
-from schedule.capture.recording.structure import tensors
+from schedule.capture.recording.structure import leaves, tensors
 from schedule.capture.tracing.functions import is_of_library
 from schedule.capture.tracing.hooks import is_collector
 from schedule.capture.tracing.messages import MESSAGE_METHODS, log_arguments, log_at
@@ -33,7 +33,7 @@ from schedule.capture.tracing.reading.native_calls import NativeCalls
 from schedule.capture.tracing.reading.origin import is_native_class
 from schedule.capture.tracing.reading.plain import is_atom, is_plain_content, snapshot
 from schedule.capture.tracing.reading.protected import Protected, may_swallow
-from schedule.capture.tracing.reading.queries import KNOWN_MANAGERS, name_of
+from schedule.capture.tracing.reading.queries import KNOWN_MANAGERS, SYMBOLIC, name_of
 from schedule.capture.tracing.reading.resolution import class_of
 from schedule.capture.tracing.reading.sources import Attr, Const, Item, Source
 from schedule.capture.tracing.regions import TrackedBlock, TrackedFlags, sets_flags
@@ -142,8 +142,9 @@ class Calling(NativeCalls):
         Its cached result is used for arguments that are atoms. Tensors are computed anew by the graph; those that
         stay in the cache have data.
         """
-        keeps = function.cache_parameters()["maxsize"] != 0
-        if keeps and all(map(is_atom, (*args, *kwargs.values()))):
+        given, keeps = (*args, *kwargs.values()), function.cache_parameters()["maxsize"] != 0
+        is_symbolic = any(isinstance(leaf, SYMBOLIC) for _, leaf in leaves(given))  # in the shape of a tensor
+        if keeps and all(map(is_atom, given)) and not is_symbolic:
             with without_function_modes():
                 cached = perform(function, *args, **kwargs)
             if next(tensors(cached), None) is None:
