@@ -338,11 +338,11 @@ class Shadow:
 
     Attributes:
         module: the copy.
-        stand_ins: submodule → the object in its place, without its hooks, for those of which only results are known.
+        stand_ins: submodule → the object in its place, for those of which only results are known.
     """
 
     def __init__(self, module: nn.Module, known: Iterable[nn.Module] = ()) -> None:
-        self.stand_ins = {child: _without_hooks(child) for child in known}
+        self.stand_ins = {child: _stand_in(child) for child in known}
         memo: dict[int, Any] = {id(child): stand_in for child, stand_in in self.stand_ins.items()}
         memo |= {id(parameter): parameter for parameter in module.parameters()}
         memo |= {id(buffer): buffer.clone() for buffer in module.buffers()}
@@ -370,10 +370,10 @@ class Shadow:
         return self._originals.get(id(value), value)
 
 
-def _without_hooks(module: nn.Module) -> nn.Module:
-    """Return an object with the same state, submodules included, but no hooks."""
+def _stand_in(module: nn.Module) -> nn.Module:
+    """Return another object with the same state: hooks, which no rewrite may swallow, and submodules included."""
     twin: nn.Module = object.__new__(type(module))
-    vars(twin).update(vars(module) | {hooks: type(vars(module)[hooks])() for hooks in _HOOKS})
+    vars(twin).update(vars(module))
     return twin
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from torch import fx
+from torch import fx, nn
 
 from schedule.core.edits import SetItem, SetSpecializations
 from schedule.primitives.registry import registered
@@ -38,7 +38,12 @@ def steps_of(*wanted: Any) -> st.SearchStrategy[list[Step]]:
 def found_wrong(steps: st.SearchStrategy[list[Step]]) -> None:
     """Fails if some run does not keep a property."""
 
-    only(given(blocks, steps)(check))()
+    @only
+    @given(blocks, steps)
+    def run(model: nn.Module, steps: list[Step]) -> None:
+        check(model, steps)
+
+    run()
 
 
 @contextmanager

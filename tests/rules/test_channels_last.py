@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -95,10 +96,13 @@ def test_hooks_registered_later_see_what_eager_gives() -> None:
         seen: list[Tensor] = []
         for each in (model, twin):
             each.get_submodule(name).register_forward_hook(lambda module, args, out, seen=seen: seen.append(out))
-        with pytest.warns(schedule.FallbackWarning):
-            assert_equal(model, twin, images())
-        torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-5)
-        assert seen[0].stride() == seen[1].stride(), name
+        for _ in range(2):  # the second by a graph with a call of the pool; the convolution was in the graph
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", schedule.FallbackWarning)
+                assert_equal(model, twin, images())
+            torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-5)
+            assert seen[0].stride() == seen[1].stride(), name
+            seen.clear()
 
 
 def viewed(model: Classifier, h: Tensor, y: Tensor) -> Tensor:

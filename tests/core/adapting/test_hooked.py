@@ -140,3 +140,17 @@ def test_a_hook_on_what_the_graph_has_in_it_is_named() -> None:
     args = torch.randn(3, 4, 8), torch.randn(3, 4, 8)
     with pytest.warns(schedule.FallbackWarning, match=r"layers.1 has a hook \(.*doubled\)"):
         torch.testing.assert_close(model(*args), twin(*args))
+
+
+def test_a_hook_on_what_a_rewrite_would_take_in_runs_at_each_call() -> None:
+    """The bias of the hooked layer and the GELU after it are one op in the graph of recorded calls."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU())
+    twin = copy.deepcopy(model)
+    report = schedule.optimize(model, torch.randn(2, 3, 8), cost_guard=False)
+    assert report.count() == 2
+    for each in (model, twin):
+        each[2].register_forward_hook(doubled)
+    for _ in range(3):
+        x = torch.randn(4, 3, 8)
+        torch.testing.assert_close(seen(model, x), seen(twin, x))
