@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-newest test-oldest test-wheel lint docs sweep sweep-beyond bench clean
+.PHONY: help install demo test test-newest test-oldest test-wheel lint docs figures sweep sweep-beyond bench clean
 
 help:
 	@echo "make demo    schedule, verify and train GPT-2, BERT and Llama beside their untouched twins"
@@ -61,6 +61,10 @@ lint: $(INSTALLED)
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html; to look at it: $(BIN)/python -m mkdocs serve"
+
+# README's figures, from what the benchmarks wrote; tables of the site are made from the same files with it.
+figures: $(INSTALLED)
+	$(BIN)/python docs/tools/draw_numbers.py
 
 sweep: $(INSTALLED)
 	HYPOTHESIS_PROFILE=new $(PYTEST) -m slow -n $(JOBS) --dist worksteal

@@ -7,6 +7,7 @@ import re
 from docs.generate.api import huggingface_reference, public_reference, testing_reference
 from docs.generate.commands import command_reference
 from docs.generate.errors import error_reference
+from docs.generate.numbers import number_reference
 from docs.generate.ops import op_reference
 from docs.generate.primitives import primitive_reference
 from docs.generate.rules import rule_reference
@@ -17,6 +18,7 @@ PARTS = {
     "commands": command_reference,
     "errors": error_reference,
     "huggingface": huggingface_reference,
+    "numbers": number_reference,
     "ops": op_reference,
     "primitives": primitive_reference,
     "rules": rule_reference,

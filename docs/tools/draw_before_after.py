@@ -1,6 +1,6 @@
 """Draws docs/before_after.svg: the graph of GPT-2's MLP before and after fusing, matched nodes colored.
 
-Run ``python docs/draw_before_after.py`` from the project's root.
+Run ``python docs/tools/draw_before_after.py`` from the project's root.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
     fused = {node.name: FUSED for node in mlp.graph.nodes if "bias" in str(node.target) and node.op == "call_function"}
     draw(right, mlp.graph, fused, "after: one fused op, same parameters")
     figure.tight_layout()
-    figure.savefig(Path(__file__).with_name("before_after.svg"), metadata={"Date": None})
+    figure.savefig(Path(__file__).parents[1] / "before_after.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Draws docs/floors.svg: the floors of the code, as the import contract in pyproject.toml has them.
 
-Run ``python docs/draw_floors.py`` from the project's root.
+Run ``python docs/tools/draw_floors.py`` from the project's root.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib
 import matplotlib.pyplot as plt
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OURS, OPS = "#bdd7ee", "#e7e6e6"
 
 

@@ -1,6 +1,6 @@
 """Draw the loss curves of a small transformer with every fused op beside the same in plain torch.
 
-    python docs/draw_loss_curves.py        # writes docs/loss_curves.svg
+    python docs/tools/draw_loss_curves.py        # writes docs/loss_curves.svg
 
 The model and the text are those of `tests/fused/training.py`, whose test holds the curves together.
 """
@@ -15,8 +15,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+DOCS = Path(__file__).parents[1]
+sys.path.insert(0, str(DOCS.parent))
 
 from tests.fused.training import Curves, curves  # noqa: E402
 
@@ -43,6 +43,6 @@ def draw(named: dict[str, Curves], path: Path) -> None:
 
 if __name__ == "__main__":
     precisions = {"float32": curves(STEPS, False), "bfloat16 autocast": curves(STEPS, True)}
-    draw(precisions, HERE / "loss_curves.svg")
+    draw(precisions, DOCS / "loss_curves.svg")
     for name, found in precisions.items():
         print(f"{name}: loss {found.plain[0]:.3f} → {found.plain[-1]:.3f}, at most {found.apart():.1e} apart")

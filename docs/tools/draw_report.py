@@ -1,6 +1,6 @@
 """Draws ``docs/report.png``: the page that ``schedule.optimize(…).to_html()`` makes of a small GPT-2, in Chromium.
 
-Run it as ``python docs/draw_report.py``; it needs ``chromium`` and the packages of the ``dev`` extra.
+Run it as ``python docs/tools/draw_report.py``; it needs ``chromium`` and the packages of the ``dev`` extra.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 
 import schedule
 
-PICTURE = Path(__file__).with_name("report.png")
+PICTURE = Path(__file__).parents[1] / "report.png"
 MODULE = 'nav button.name[data-paths*="transformer.h.0.mlp\\""]'
 
 

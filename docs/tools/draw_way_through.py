@@ -1,6 +1,6 @@
 """Draws docs/way_through.svg: what happens to a model from ``create_schedule`` to the verified, scheduled model.
 
-Run ``python docs/draw_way_through.py`` from the project's root.
+Run ``python docs/tools/draw_way_through.py`` from the project's root.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main() -> None:
     axes.set_aspect("equal")
     axes.axis("off")
     figure.tight_layout(pad=0.2)
-    figure.savefig(Path(__file__).with_name("way_through.svg"), metadata={"Date": None}, facecolor="white")
+    figure.savefig(Path(__file__).parents[1] / "way_through.svg", metadata={"Date": None}, facecolor="white")
 
 
 if __name__ == "__main__":
