@@ -203,7 +203,7 @@ def _repeat(x: Tensor, how: Repetition | None) -> Tensor:
 
 def _is_watched(operands: Sequence[Tensor | None]) -> bool:
     """Check whether the call is traced or transformed, or operands have no data to read."""
-    if transformed(*operands) or is_tracing_dispatch_active():
+    if transformed() or is_tracing_dispatch_active():
         return True
     return any(tensor is not None and (type(tensor) not in PLAIN or tensor.is_meta) for tensor in operands)
 

@@ -76,12 +76,9 @@ def transformed(*operands: Any) -> bool:
         return True
     if count_dispatch_modes() and are_operations_overridden():
         return True
-    return any([type(each) not in PLAIN and is_overriding(each) for each in operands])
-
-
-def is_overriding(value: Any) -> bool:
-    """Check whether ``value`` is a tensor of a user's class that may change what torch's operations compute."""
-    return isinstance(value, torch.Tensor) and overrides_operations(type(value))
+    return any(
+        [type(t) not in PLAIN and isinstance(t, torch.Tensor) and overrides_operations(type(t)) for t in operands]
+    )
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:

@@ -264,9 +264,13 @@ class ScheduledState:
         """
         if torch.compiler.is_compiling():
             return None
+        return self._contained(lambda: self._adapt(module, args, kwargs, missed))
+
+    def _contained(self, adapt: Callable[[], Selected | None]) -> Selected | None:
+        """Return what ``adapt`` does, or the reason of an error of ours, after which the module adapts no more."""
         try:
             with own_errors("adapting"):
-                return self._adapt(module, args, kwargs, missed)
+                return adapt()
         except InternalError as error:
             self.adapter = None  # it would fail at every call
             return None, (self.failed(error),)
@@ -289,8 +293,8 @@ class ScheduledState:
             selected = self.selected(module, args, kwargs, missed)  # another thread may have made one
             if selected is not None or len(self.adaptations) >= MAX_ADAPTATIONS:
                 return selected or _ENOUGH
-            if not missed and self.adapter.hooked(module):
-                return self._observed, (module, args, kwargs)
+            if not missed and (hooked := self.adapter.hooked(module)):
+                return self._observed, (module, args, kwargs, hooked)
             return self._graph_for(module, args, kwargs, missed, None)
 
     def _graph_for(
@@ -317,30 +321,27 @@ class ScheduledState:
         log("fallbacks", f"{self.label}: {found}", facts)
         return selected
 
-    def _observed(self, module: nn.Module, *args: Any) -> Any:
+    def _observed(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], hooked: Sequence[nn.Module]
+    ) -> Any:
         """Run the original forward, and make a graph for such calls with what submodules with hooks returned.
 
         Hooks, such as those of FSDP2 that cast what a layer returns, cannot run without data.
         """
-        arguments, kwargs = args
-        returned: Returned = {} if self.adapter is None else {child: [] for child in self.adapter.hooked(module)}
+        returned: Returned = {child: [] for child in hooked}
 
-        def keep(child: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            output = perform(call, *args, **kwargs)
+        def keep(child: nn.Module, call: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            output = perform(call, *given, **named)
             if child in returned:
                 returned[child].append(map_structure(output, _detached))
             return output
 
         with intercepted_calls(module, keep):
-            result = perform(self.original, module, *arguments, **kwargs)
-        try:
-            with own_errors("adapting"), TRACING:
-                selected = self._graph_for(module, arguments, kwargs, (), returned)
-        except InternalError as error:
-            self.adapter = None
-            selected = None, (self.failed(error),)
+            result = perform(self.original, module, *args, **kwargs)
+        with TRACING:
+            selected = self._contained(lambda: self._graph_for(module, args, kwargs, (), returned))
         if selected is None or selected[0] is None:
-            self.count_fallback(arguments, kwargs, selected[1][0] if selected else "")
+            self.count_fallback(args, kwargs, selected[1][0] if selected else "")
         return result
 
     def _with(

@@ -29,16 +29,8 @@ class Overriding(Tensor):
             return result * 2 if func in cls.changed else result
 
 
-class OverridingParameter(nn.Parameter):
-    """Doubles what some functions return."""
-
-    changed: tuple[Any, ...] = ()
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs or {})
-        with torch._C.DisableTorchFunctionSubclass():
-            return result * 2 if func in cls.changed else result
+class OverridingParameter(Overriding, nn.Parameter):
+    """Does so as a parameter."""
 
 
 class OverridingMode(TorchDispatchMode):

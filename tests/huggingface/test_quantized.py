@@ -73,16 +73,20 @@ def int8() -> Quantize:
     )
 
 
-def torchao_int8() -> Quantize:
-    quantization = pytest.importorskip("torchao.quantization")
+def by_torchao(module: str, config: str) -> Quantize:
+    """Quantize by a configuration of torchao's, named with the module that has it."""
+    configs, quantization = pytest.importorskip(module), pytest.importorskip("torchao.quantization")
 
     def quantize(model: nn.Module) -> None:
         linears = {id(linear) for _, _, linear in layers_of(model)}
-        quantization.quantize_(
-            model, quantization.Int8WeightOnlyConfig(), filter_fn=lambda module, path: id(module) in linears
-        )
+        made = getattr(configs, config)()
+        quantization.quantize_(model, made, filter_fn=lambda module, path: id(module) in linears)
 
     return quantize
+
+
+def torchao_int8() -> Quantize:
+    return by_torchao("torchao.quantization", "Int8WeightOnlyConfig")
 
 
 QUANTIZED: dict[str, Callable[[], Quantize]] = {"nf4": nf4, "int8": int8, "torchao int8": torchao_int8}
@@ -152,16 +156,7 @@ def torchao_float8() -> Quantize:
 
 
 def torchao_int8_training() -> Quantize:
-    training = pytest.importorskip("torchao.prototype.quantized_training")
-    quantization = pytest.importorskip("torchao.quantization")
-
-    def quantize(model: nn.Module) -> None:
-        linears = {id(linear) for _, _, linear in layers_of(model)}
-        quantization.quantize_(
-            model, training.int8_mixed_precision_training(), filter_fn=lambda module, path: id(module) in linears
-        )
-
-    return quantize
+    return by_torchao("torchao.prototype.quantized_training", "int8_mixed_precision_training")
 
 
 TRAINED: dict[str, Callable[[], Quantize]] = {"float8": torchao_float8, "int8": torchao_int8_training}

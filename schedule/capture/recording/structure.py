@@ -66,9 +66,13 @@ def attributes_beside(value: Any) -> dict[str, Any]:
     """
     if not is_dataclass_value(value):
         return {}
-    held, fields = vars(value), type(value).__dataclass_fields__.values()
-    beside = [f.name for f in fields if f.name in held and held[f.name] is not dict.get(value, f.name, f.default)]
-    return {name: held[name] for name in beside}
+    fields = type(value).__dataclass_fields__.values()
+    held = {field.name: getattr(value, field.name) for field in fields if hasattr(value, field.name)}
+    return {
+        f.name: held[f.name]
+        for f in fields
+        if f.name in held and held[f.name] is not dict.get(value, f.name, f.default)
+    }
 
 
 def is_as_constructed(value: Any) -> bool:

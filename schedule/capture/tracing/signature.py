@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fused.backends.tracing import PLAIN
 from fused.torch_internals.modes import keeps_operations
 from schedule.capture.recording.recording import Call, Opaque
 from schedule.capture.recording.specs import TensorSpec
@@ -28,7 +29,6 @@ from schedule.capture.tracing.reading.plain import is_atom, same
 from schedule.util.errors import TraceError
 from schedule.util.internal_errors import raise_if_own
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _IDENTITY = (bool, type(None))
 _GLOBALS = {"self", "torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"}
 
@@ -208,7 +208,7 @@ class SignatureBuilder:
         """Add conditions and placeholders for ``value`` at the expression ``text``."""
         add = self.signature.conditions.append
         if isinstance(value, TensorSpec):
-            plain, is_kept = self.signature.name(_PLAIN, "plain"), self.signature.name(keeps_operations, "keeps")
+            plain, is_kept = self.signature.name(PLAIN, "plain"), self.signature.name(keeps_operations, "keeps")
             dtype = self.signature.name(value.dtype, "dtype")
             add(f"(type({text}) in {plain} or {is_kept}({text}))")
             kind = f"{text}.dtype is {dtype} and {text}.dim() == {value.ndim} and not {text}.is_nested"

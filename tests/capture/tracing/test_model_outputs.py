@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 import schedule
+from schedule.capture.recording.structure import map_structure
 
 
 class EarlierOutput(ModelOutput):
@@ -196,3 +197,17 @@ def test_outputs_as_arguments(cls: type, change: Callable[[Any, Tensor], None]) 
     schedule.create_schedule(model, (maker(torch.randn(2, 3, 4)),)).trace()
     given = maker(torch.randn(5, 7, 4))
     torch.testing.assert_close(model(given), twin(given))
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted(dict):  # type: ignore[type-arg]
+    """A dict that is a dataclass without a dict of attributes."""
+
+    last: Any = None
+
+
+def test_a_dataclass_with_slots_is_rebuilt() -> None:
+    made = Slotted(last=1)
+    made["item"] = 2
+    rebuilt = map_structure(made, lambda leaf: leaf + 1)
+    assert type(rebuilt) is Slotted and rebuilt.last == 2 and dict(rebuilt) == {"item": 3}
