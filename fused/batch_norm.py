@@ -112,16 +112,11 @@ def batch_norm(
         num_batches_tracked.add_(1)
     if momentum is None:
         momentum = 1.0 / float(num_batches_tracked) if training and num_batches_tracked is not None else 0.0
-    running = (running_mean, running_var)
-    if (
-        transformed(x, weight, bias, residual)
-        or sharded(x, *running, weight, bias, residual)
-        or not x.numel()
-        or differentiated(*running)
-    ):
+    operands, running = (x, weight, bias, residual), (running_mean, running_var)
+    if transformed(*operands) or sharded(*operands, *running) or not x.numel() or differentiated(*running):
         normed = F.batch_norm(x, *running, weight, bias, training or running_mean is None, momentum, eps)
         return _finished(normed, residual, activation)
-    if not differentiated(x, weight, bias, residual):
+    if not differentiated(*operands):
         return _forward(x, running, weight, bias, residual, training, momentum, eps, activation)[0]
     result: Tensor = _BatchNorm.apply(x, weight, bias, residual, running, training, momentum, eps, activation)
     return result
