@@ -63,8 +63,8 @@ def from_tutorials(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The parts that are written from the code."""
-    return filled(markdown)
+    """The parts that are written from the code, and links to notebooks as links to their pages."""
+    return filled(re.sub(r"\]\(\.\./tutorials/(\w+)\.ipynb\)", r"](tutorials/\1.md)", markdown))
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:

@@ -37,7 +37,7 @@ DOCUMENTED = {
     "checkpoint around layers": f"{_NO_CACHE}|has a forward of its own",
     "checkpoint around layers, reentrant": f"{_NO_CACHE}|has a forward of its own",
 }
-"""Fallbacks that ``docs/limits.md`` announces, under "Calls that differ from the recorded ones"."""
+"""Fallbacks that ``docs/internals.md`` announces, under "Calls that differ from the recorded ones"."""
 
 TOLERANCES = {"autocast": dict(loss=5e-3, update=0.2)}
 """bfloat16 keeps 8 bits: one step is off by up to 3e-4, twenty by 2e-3; a ReLU at zero turns whole gradients."""
