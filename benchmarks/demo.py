@@ -123,7 +123,7 @@ def compare(ours: Twin, theirs: Twin, steps: int, verified: float) -> Result:
 def summary(results: dict[str, tuple[schedule.Report, Result]]) -> Table:
     """Return a table with one row per architecture."""
     table = Table(title="20 training steps beside the untouched twin", title_justify="left")
-    for name in ("", "places", "saved for backward", "dispatched ops", "step time [quartiles]", "largest deviation"):
+    for name in ("", "places", "kept for backward", "dispatched ops", "step time [quartiles]", "largest deviation"):
         table.add_column(name, justify="left" if not name else "right")
     for name, (report, result) in results.items():
         before, after = report.measured["before"], report.measured["after"]

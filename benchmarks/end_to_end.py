@@ -125,7 +125,7 @@ class Measured:
     Attributes:
         forward: seconds of a forward under ``no_grad``.
         step: seconds of forward, backward and AdamW.
-        saved: bytes saved for backward; never measured with torch.compile, which hides them.
+        saved: bytes kept for backward; never measured with torch.compile, which hides them.
         peak: peak of bytes allocated in a step.
         first: seconds of a fresh process from the built model to the end of its first step, if the model ran before.
         first_deeper: the same if only a model of half the depth ran before: the kernels are cached, the graph is not.

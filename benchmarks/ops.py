@@ -37,7 +37,7 @@ class Measured:
     Attributes:
         times: seconds by candidate.
         copy: seconds of copying as many bytes as the op must move.
-        saved: bytes saved for the backward pass, by candidate.
+        saved: bytes kept for the backward pass, by candidate.
         least: minimum of bytes to save for the backward pass.
         peak: peak of bytes allocated in the measured pass, by candidate.
     """

@@ -2,7 +2,7 @@
 
 Real architectures at full width with random weights, images of 224 × 224, in both memory formats. Printed are the time
 of a training step, with ``rules="default"``, and of a forward in evaluation, with ``rules=["default", "inference"]``,
-relative to the original (medians of interleaved rounds with quartiles), and the bytes saved for backward. On a shared
+relative to the original (medians of interleaved rounds with quartiles), and the bytes kept for backward. On a shared
 machine only the ratios are meaningful. Results of all candidates are compared before anything is measured.
 """
 

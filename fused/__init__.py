@@ -7,7 +7,7 @@ it for every op.
 
 from typing import TYPE_CHECKING
 
-import fused.versions  # noqa: F401  # first: it refuses an old torch before anything else is imported
+import fused.versions  # first: it refuses an old torch before anything else is imported
 from fused.activations import (
     BiasGeLUFunction,
     GeLUFunction,
@@ -15,11 +15,15 @@ from fused.activations import (
     bias_gelu,
     bias_gelu_impl,
     bias_new_gelu,
+    gelu,
+    mish,
     new_gelu,
     weighted_squared_relu,
 )
 from fused.adaptive_norm import adaptive_layer_norm
-from fused.backends import Choice, backend
+from fused.backends import Choice, Op, backend, requested
+from fused.backends.reference.numbers import compute_dtype
+from fused.backends.tracing import transformed
 from fused.batch_norm import batch_norm
 from fused.bias_dropout import bias_dropout, bias_dropout_add, get_bias_dropout_add
 from fused.cross_entropy import cross_entropy, cross_entropy_with_metrics
@@ -81,6 +85,7 @@ from fused.mlp import (
     TransformerConfig,
     apply_swiglu_sharded_factory,
 )
+from fused.modules import GEGLU, CrossEntropyLoss, LayerNorm, LinearCrossEntropyLoss, RMSNorm, SwiGLU
 from fused.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from fused.preference import (
     dpo_loss,
@@ -91,9 +96,9 @@ from fused.preference import (
     simpo_loss,
     token_log_probs,
 )
-from fused.recomputation import recomputed_input
+from fused.recomputation import Recomputation, recomputed_input, saved_tensors
 from fused.rotary import apply_rotary, rotary_embedding
-from fused.softmax import scaled_masked_softmax
+from fused.softmax import causal_softmax, masked_softmax, scaled_masked_softmax
 from fused.star_relu import star_relu
 from fused.viewless import (
     MakeViewlessTensor,
@@ -112,25 +117,33 @@ else:
     import fused.backends as backends
 
 __all__ = [
+    "GEGLU",
     "MLP",
     "AttnMaskType",
     "BiasGeGLUFunction",
     "BiasGeLUFunction",
     "BiasSwiGLUFunction",
     "Choice",
+    "CrossEntropyLoss",
     "CrossEntropyOutput",
     "FusedScaleMaskSoftmax",
     "GeGLUFunction",
     "GeLUFunction",
+    "LayerNorm",
+    "LinearCrossEntropyLoss",
     "LinearFc1Builder",
     "LinearFc1Interface",
     "LinearFc2Builder",
     "LinearFc2Interface",
     "MLPSubmodules",
     "MakeViewlessTensor",
+    "Op",
+    "RMSNorm",
+    "Recomputation",
     "ScaledMaskedSoftmax",
     "ScaledSoftmax",
     "ScaledUpperTriangMaskedSoftmax",
+    "SwiGLU",
     "SwiGLUFunction",
     "TEActivationFunctionBuilder",
     "TransformerConfig",
@@ -159,6 +172,8 @@ __all__ = [
     "bias_reglu",
     "bias_swiglu",
     "bias_swiglu_impl",
+    "causal_softmax",
+    "compute_dtype",
     "conv_batch_norm",
     "cross_entropy",
     "cross_entropy_with_metrics",
@@ -168,6 +183,7 @@ __all__ = [
     "gated_activation",
     "gated_residual",
     "geglu",
+    "gelu",
     "get_bias_dropout_add",
     "group_norm",
     "grpo_loss",
@@ -179,21 +195,26 @@ __all__ = [
     "linear_cross_entropy_with_metrics",
     "linear_distillation_loss",
     "make_viewless_tensor",
+    "masked_softmax",
+    "mish",
     "new_gelu",
     "orpo_loss",
     "quick_geglu",
     "quick_gelu",
     "recomputed_input",
     "reglu",
+    "requested",
     "rms_norm",
     "rotary_embedding",
     "safely_set_viewless_tensor_data",
+    "saved_tensors",
     "scaled_masked_softmax",
     "sequence_log_probs",
     "simpo_loss",
     "star_relu",
     "swiglu",
     "token_log_probs",
+    "transformed",
     "vocab_parallel_cross_entropy",
     "weighted_bias_geglu",
     "weighted_bias_quick_geglu",
@@ -207,3 +228,9 @@ __all__ = [
     "weighted_squared_relu",
     "weighted_swiglu",
 ]
+
+__version__ = fused.versions.VERSION
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -240,6 +240,16 @@ def new_gelu(x: Tensor) -> Tensor:
     return _bias_activation("new_gelu", x, None, "gelu_tanh")
 
 
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """Compute ``F.gelu(x, approximate=approximate)`` in one pass: `bias_gelu` without a bias."""
+    return bias_gelu(x, None, approximate)
+
+
+def mish(x: Tensor) -> Tensor:
+    """Compute ``x · tanh(softplus(x))`` in one pass: `bias_activation` of ``"mish"`` without a bias."""
+    return _bias_activation("mish", x, None, "mish")
+
+
 def bias_new_gelu(x: Tensor, bias: Tensor | None) -> Tensor:
     """Compute ``new_gelu(x + bias)``: `bias_gelu` in the tanh form, with the same shapes, dtypes and errors."""
     return _bias_activation("bias_new_gelu", x, bias, "gelu_tanh")

@@ -96,7 +96,7 @@ class Gated:
         activation: of the gate.
         offset: added to the up, after the clamp; None for none.
         clamp: limit of the gate from above and of the up from both sides; None for none.
-        fp8: whether gate and up are saved for the backward pass in 8 bits.
+        fp8: whether gate and up are kept for the backward pass in 8 bits.
         offload: whether the saved tensors are marked for an offloader, as in Megatron.
     """
 

@@ -5,6 +5,9 @@ All take gate and up concatenated, ``[..., 2·hidden]``, the gate first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Never
+
 import torch
 
 from fused.gated import gated, settings
@@ -14,7 +17,7 @@ Tensor = torch.Tensor
 
 def swiglu(
     y: Tensor,
-    *,
+    *up: Never,
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
@@ -35,6 +38,7 @@ def swiglu(
     Source: Megatron-LM ``fused_bias_swiglu``; Liger-Kernel ``LigerSiLUMulFunction``.
     """
     op = "swiglu"
+    _refuse_up(op, up, "silu")
     how = settings(op, "silu", clamp_value, fp8_input_store)
     return gated(op, y, None, None, how)
 
@@ -104,6 +108,7 @@ def geglu(
     Source: Megatron-LM ``fused_bias_geglu`` (tanh form); Liger-Kernel ``LigerGELUMulFunction``.
     """
     op = "geglu"
+    _refuse_up(op, (approximate,), "gelu_tanh")
     how = settings(op, _gelu(op, approximate), clamp_value, fp8_input_store)
     return gated(op, y, None, None, how)
 
@@ -151,6 +156,14 @@ def weighted_bias_geglu(
     return gated(op, y, bias, weights, how)
 
 
+def _refuse_up(op: str, given: Sequence[object], activation: str) -> None:
+    """Raise if a second tensor was given, where these ops take one."""
+    if any(isinstance(each, Tensor) for each in given):
+        raise TypeError(
+            f"{op}: takes gate and up in one tensor; for two, fused.gated_activation(gate, up, {activation!r})"
+        )
+
+
 def _gelu(op: str, approximate: str) -> str:
     if approximate not in ("tanh", "none"):
         raise ValueError(f"{op}: approximate must be 'tanh' or 'none', got {approximate!r}")
@@ -159,7 +172,7 @@ def _gelu(op: str, approximate: str) -> str:
 
 def reglu(
     y: Tensor,
-    *,
+    *up: Never,
     clamp_value: float | None = None,
     fp8_input_store: bool = False,
 ) -> Tensor:
@@ -180,6 +193,7 @@ def reglu(
     Source: Shazeer, GLU Variants Improve Transformer (2020).
     """
     op = "reglu"
+    _refuse_up(op, up, "relu")
     how = settings(op, "relu", clamp_value, fp8_input_store)
     return gated(op, y, None, None, how)
 
@@ -249,6 +263,7 @@ def quick_geglu(
     Source: Megatron-LM ``fused_bias_geglu``; the experts of GPT-OSS have an offset of 1 and a clamp of 7.
     """
     op = "quick_geglu"
+    _refuse_up(op, (linear_offset,), "quick_gelu")
     how = settings(op, "quick_gelu", clamp_value, fp8_input_store, linear_offset)
     return gated(op, y, None, None, how)
 

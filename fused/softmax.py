@@ -81,6 +81,16 @@ def scaled_masked_softmax(
     return checked_softmax(op, x, mask, scale, window, sink, dropout_p, out_dtype, softmax_in_fp32, fill)
 
 
+def masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float | None = 1.0) -> Tensor:
+    """Compute ``softmax(scale·x + mask)``: `scaled_masked_softmax` without its options. A boolean True is masked."""
+    return checked_softmax("masked_softmax", x, mask, scale)
+
+
+def causal_softmax(x: Tensor, scale: float | None = 1.0) -> Tensor:
+    """Compute the softmax of ``scale·x`` over the keys up to each query: `scaled_masked_softmax` with ``causal``."""
+    return checked_softmax("causal_softmax", x, None, scale, CAUSAL)
+
+
 def reciprocal(divisor: float) -> float:
     """Return the scale of scores that an expression divides by a number, which may be 0."""
     return 1.0 / divisor if divisor != 0 else math.copysign(math.inf, divisor)

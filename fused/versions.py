@@ -6,9 +6,11 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 
 import torch
+
+VERSION = "0.1.0"
+"""The release of this package."""
 
 TESTED = {"torch": ("2.11", "2.15"), "transformers": ("5.0", "5.24"), "Python": ("3.11", "3.14")}
 """First and last release of each that the test suite passes on: docs/versions.md."""
@@ -38,11 +40,7 @@ def is_too_old(name: str, version: str) -> bool:
 
 def versions_text() -> str:
     """Return the versions of this package, torch, transformers (if loaded) and Python."""
-    used = ", ".join(f"{name} {version}" for name, version in _in_use())
-    try:
-        return f"{used}, fxschedule {metadata.version('fxschedule')}"
-    except metadata.PackageNotFoundError:
-        return used
+    return ", ".join(f"{name} {version}" for name, version in [*_in_use(), ("fxschedule", VERSION)])
 
 
 def refuse_old_torch(version: str) -> None:

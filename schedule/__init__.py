@@ -2,7 +2,7 @@
 
 import schedule
 
-sch = schedule.create_schedule(model, example_inputs=batch)
+sch = schedule.create_schedule(model, batch)
 mlps = sch["transformer.h.*.mlp"]
 mlps.fuse(mlps.find("bias_gelu_tanh", expect=12))
 with schedule.verify(sch, batch):
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from schedule.util.errors import did_you_mean
 from schedule.util.logs import set_logs_by_environment
-from schedule.util.moved import keep_old_names
 
 if TYPE_CHECKING:
     from schedule.api import *  # noqa: F403
     from schedule.api import __all__ as __all__
+
+    __version__: str
 
 
 def _public_names() -> dict[str, Any]:
@@ -33,7 +34,9 @@ def _public_names() -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, or a module of the package, also by its old name."""
+    """Return a public name, or a module of the package."""
+    if name == "__version__":
+        return import_module("fused.versions").VERSION
     if name.startswith("__") and name != "__all__":  # asked for by Python itself, for example by an import
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name != "verify" and find_spec(f"{__name__}.{name}") is not None:
@@ -62,5 +65,4 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
-keep_old_names()
 set_logs_by_environment()

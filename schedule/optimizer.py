@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.capture.examples import found_inputs
 from schedule.capture.recording.structure import Path
 from schedule.capture.tracing.expansion import expand
 from schedule.capture.tracing.hooks import is_hooked
@@ -42,6 +41,7 @@ from schedule.runtime.scheduled import state_of
 from schedule.util.errors import MatchError, NotApplicable, ScheduleError
 from schedule.util.internal_errors import InternalError, contained, own_errors
 from schedule.util.logs import is_on, log, of_mode
+from schedule.util.printing import in_progress
 from schedule.util.wording import counted
 
 Rules = str | Iterable[str | Rule]
@@ -70,9 +70,7 @@ def optimize_by(
     nodes: list[Node] = list(target) if isinstance(target, Group) else [target]
     glob = target.glob if isinstance(target, Group) else ""
     top = nodes[0].root
-    graphs = top.tree.graphs
-    if graphs.example_inputs is None:
-        graphs.example_inputs = found_inputs(top.module) if batch is None else batch
+    top.tree.use_batch(batch)
     given = {"rules": rules, "cost_guard": cost_guard}
     record = top.tree.history.record("optimize", [node.path for node in nodes], glob, given)
     return _Optimization(top, nodes, selected, cost_guard, record).run(strict)
@@ -159,7 +157,7 @@ class _Optimization:
             if strict:
                 _refuse_internal_errors(planned)
         entries = [entry for each in planned for entry in each.entries]
-        batch, top = self.graphs.example_inputs, self.top
+        batch, top = self.graphs.batch, self.top
         module = self.nodes[0].module if len(self.nodes) == 1 else top.module
         costs, ratio = partial(costs_since, top, batch, before), partial(ratio_since, top, batch, before)
         return Report(entries, module, costs, ratio, top)
@@ -218,7 +216,7 @@ class _Optimization:
         After an internal error that is not about one module, there are no matches.
         """
         try:
-            with own_errors("searching the model"):
+            with own_errors("searching the model"), in_progress(None, "tracing and matching"):
                 return [self.plan(module) for module in self.candidates()]
         except InternalError as error:
             return [_Planned(self.top).failed(error)]

@@ -79,7 +79,7 @@ class Fault(Exception):
 def _scheduled() -> Schedule:
     """A schedule with something done, something undone, hooks and tags."""
     SPARES.update(mlp=Doubled(), head=nn.Linear(16, 32, bias=False), act=Act())
-    sch = schedule.create_schedule(small(), example_inputs=ids())
+    sch = schedule.create_schedule(small(), batch=ids())
     sch["blocks.1.attn"].fuse(sch["blocks.1.attn"].find(lambda s: F.softmax(s, dim=-1)), compiler=None)
     sch["blocks.0.mlp.fc1"].annotate("weight", "seen", True)
     sch["blocks.0.mlp.fc1"].annotate("weight", "undone", True)
@@ -167,7 +167,7 @@ class TwoArguments(nn.Module):
 
 def _foreign(sch: Schedule) -> list[schedule.Match]:
     with torch.random.fork_rng():
-        other = schedule.create_schedule(small(), example_inputs=ids())
+        other = schedule.create_schedule(small(), batch=ids())
     return other["blocks.0.mlp"].find(bias_gelu)
 
 
@@ -234,7 +234,7 @@ BAD_INPUT: dict[str, tuple[Attempt, type[Exception], str]] = {
     "no example inputs": (
         lambda s: schedule.create_schedule(Session(s.module)).find(bias_gelu),
         schedule.NotApplicable,
-        r"pass one batch as example_inputs: dict\(ids=…, session=…\)",
+        r"pass a batch: batch=dict\(ids=…, session=…\)",
     ),
 }
 
@@ -264,7 +264,7 @@ class WithMore(nn.Module):
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_bad_input_has_its_own_error_and_changes_nothing(name: str) -> None:
     attempt, kind, message = BAD_INPUT[name]
-    sch = schedule.create_schedule(WithMore(), example_inputs=ids())
+    sch = schedule.create_schedule(WithMore(), batch=ids())
     sch.module.blocks[1].mlp.register_forward_hook(_hook)
     sch["nested"].trace(flatten=True)
     mlp = sch["blocks.0.mlp"]

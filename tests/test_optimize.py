@@ -336,7 +336,7 @@ def test_the_report_as_data_and_as_a_table() -> None:
         *(f"transformer.h.{i}{part}" for i in (0, 1) for part in ("", ".attn", ".mlp")),
     }
     text = str(report)
-    assert "transformer.h.*.mlp (2)" in text and "saved for backward" in text
+    assert "transformer.h.*.mlp (2)" in text and "kept for backward" in text
 
 
 def test_costs_are_counted_and_leave_the_model_alone() -> None:

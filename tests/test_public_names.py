@@ -21,6 +21,10 @@ OPS = [
     "bias_gelu_impl",
     "bias_gelu",
     "new_gelu",
+    "gelu",
+    "mish",
+    "masked_softmax",
+    "causal_softmax",
     "bias_new_gelu",
     "bias_activation",
     "weighted_squared_relu",
@@ -89,16 +93,18 @@ PROTOCOLS = [
     "LinearFc2Interface",
     "TEActivationFunctionBuilder",
 ]
+MODULES = ["RMSNorm", "LayerNorm", "SwiGLU", "GEGLU", "CrossEntropyLoss", "LinearCrossEntropyLoss"]
+FOR_NEW_OPS = ["Op", "Recomputation", "compute_dtype", "requested", "saved_tensors", "transformed"]
 SWITCHES = ["backend", "backends"]
 
 
-@pytest.mark.parametrize("name", [*OPS, *PROTOCOLS, *SWITCHES])
+@pytest.mark.parametrize("name", [*OPS, *PROTOCOLS, *MODULES, *FOR_NEW_OPS, *SWITCHES])
 def test_a_public_name_has_a_docstring(name: str) -> None:
     assert name in fused.__all__
     assert len(inspect.getdoc(getattr(fused, name)) or "") > 40
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", [*OPS, *MODULES])
 def test_an_op_tells_its_shapes_dtypes_errors_and_source(name: str) -> None:
     value = getattr(fused, name)
     text, around = inspect.getdoc(value) or "", sys.modules[value.__module__].__doc__ or ""
@@ -140,7 +146,7 @@ def test_a_name_that_is_nearly_right_is_suggested(owner: str) -> None:
 
 
 def test_dir_shows_the_public_names_alone() -> None:
-    assert dir(schedule) == sorted(schedule.__all__)
+    assert dir(schedule) == sorted(schedule.__all__) and dir(fused) == sorted(fused.__all__)
 
 
 def test_an_import_loads_little_more_than_torch() -> None:

@@ -12,9 +12,11 @@ from schedule.primitives.group import Group
 from schedule.report.entries import Entry
 from schedule.report.report import Report
 from schedule.rules import select_rules
+from schedule.util.arguments import keywords_checked
 from schedule.util.internal_errors import InternalError, contained, own_errors
 
 
+@keywords_checked()
 def optimize(
     model: nn.Module | Schedule | Group[Any],
     batch: Any = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 
@@ -12,9 +12,14 @@ from schedule.recipes.files import read_recipe
 from schedule.recipes.recipe import Recipe
 from schedule.recipes.replaying import replay_on
 from schedule.recipes.trust import Trust, refuse_untrusted
+from schedule.util.arguments import keywords_checked
+from schedule.util.errors import RecipeError
 
 
-def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = None, *, trust: Trust = ()) -> Schedule:
+@keywords_checked(example_inputs="batch")
+def replay(
+    model: nn.Module | Schedule, recipe: Recipe | str | os.PathLike[str], batch: Any = None, *, trust: Trust = ()
+) -> Schedule:
     """Apply the steps of ``recipe`` to another model.
 
     It may be a new instance, have more layers, or come from another release.
@@ -29,8 +34,8 @@ def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = No
 
     Args:
         model: a model, or a schedule of it; a recipe with sharding requires a schedule with a mesh.
-        recipe: from :meth:`Schedule.recipe` or :meth:`Recipe.from_json`.
-        example_inputs: as for :func:`create_schedule`; ignored if ``model`` is a schedule.
+        recipe: from :meth:`Schedule.recipe` or :meth:`Recipe.load`; or its file, or a folder that has one.
+        batch: as for :func:`create_schedule`; ignored if ``model`` is a schedule.
         trust: what else a recipe that was read may name: packages, modules, or names as ``recipe.references`` has them;
             True for everything.
 
@@ -38,31 +43,47 @@ def replay(model: nn.Module | Schedule, recipe: Recipe, example_inputs: Any = No
         RecipeError: it names what is not trusted; or the recipe is for another architecture, or a step has a different
             result. The message names the step and the nearest match. The model is left unchanged.
     """
+    if isinstance(model, (str, os.PathLike, Recipe)):
+        raise RecipeError("the model comes before the recipe", asked="replay", fix="replay(model, recipe)")
+    if isinstance(recipe, (str, os.PathLike)):
+        recipe = read_recipe(recipe)
+    if not isinstance(recipe, Recipe):
+        fix = 'replay(model, recipe), or a file: replay(model, "r.json")'
+        raise RecipeError(f"a recipe is no {type(recipe).__name__}", asked="replay", fix=fix)
     refuse_untrusted(recipe, trust)
-    sch = model.root if isinstance(model, Schedule) else create_schedule(model, example_inputs)
+    sch = model.root if isinstance(model, Schedule) else create_schedule(model, batch)
     replay_on(sch, recipe)
     return sch
 
 
+@overload
+def load_recipe(folder: str | os.PathLike[str], model: None = None, *, trust: Trust = ()) -> Recipe: ...
+@overload
+def load_recipe(folder: str | os.PathLike[str], model: nn.Module | Schedule, *, trust: Trust = ()) -> Schedule: ...
+
+
 def load_recipe(
     folder: str | os.PathLike[str], model: nn.Module | Schedule | None = None, *, trust: Trust = ()
-) -> Recipe:
+) -> Recipe | Schedule:
     """Read a recipe saved with :func:`save_recipe`, and replay it on ``model`` if given.
 
     ::
 
         model = AutoModelForCausalLM.from_pretrained(folder)
-        schedule.load_recipe(folder, model)
+        sch = schedule.load_recipe(folder, model)
 
     Args:
         folder: the folder with the recipe file, or the file itself.
         model: as for :func:`schedule.replay`.
         trust: as for :func:`schedule.replay`.
 
+    Returns:
+        the schedule of ``model``; without a model, the recipe.
+
     Raises:
         RecipeError: there is no such file, it is not a recipe, or it does not fit the model.
     """
+    if isinstance(folder, (nn.Module, Schedule)):
+        raise RecipeError("the folder comes before the model", asked="load_recipe", fix="load_recipe(folder, model)")
     recipe = read_recipe(folder)
-    if model is not None:
-        replay(model, recipe, trust=trust)
-    return recipe
+    return recipe if model is None else replay(model, recipe, trust=trust)

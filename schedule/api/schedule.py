@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from schedule import primitives
-from schedule.capture.tracing.specialization import Specialization
 from schedule.core.node import Node, Tree
 from schedule.distributed.tensor_parallel.modules import is_sharded
 from schedule.optimizer import optimize, survey
@@ -21,10 +20,10 @@ from schedule.recipes.recording import recorded
 from schedule.report.pages import schedule_page, tree_html
 from schedule.report.pictures.page import Page
 from schedule.report.tree_text import rendered_tree
+from schedule.util.arguments import keywords_checked
 from schedule.util.errors import NotApplicable, ScheduleError, no_attribute
 from schedule.util.files import refuse_unwritable
 from schedule.util.globs import is_glob
-from schedule.util.moved import warn_renamed
 from schedule.util.printing import printed
 
 
@@ -109,12 +108,6 @@ class Schedule(Node):
     def _repr_html_(self) -> str:
         return tree_html(self)
 
-    @property
-    def specialisations(self) -> tuple[Specialization, ...]:
-        """The name of :attr:`specializations` in version 1."""
-        warn_renamed("Schedule.specialisations", "specializations")
-        return self.specializations
-
     # -- primitives --------------------------------------------------------------------------------------
 
     trace = primitives.trace
@@ -147,18 +140,19 @@ class Schedule(Node):
             return method.__get__(self)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *registered()]
+        return sorted(name for name in {*super().__dir__(), *registered()} if not name.startswith("_"))
 
 
 reserve([*vars(Node), *vars(Schedule), *vars(Group)])
 
 
-def create_schedule(model: nn.Module, example_inputs: Any = None, mesh: Any = None) -> Schedule:
+@keywords_checked(example_inputs="batch")
+def create_schedule(model: nn.Module, batch: Any = None, mesh: Any = None) -> Schedule:
     """Create the schedule of ``model`` without running or changing the model.
 
     Args:
         model: any module; scheduling continues on a module that was scheduled before.
-        example_inputs: inputs of the model: a dict of keyword arguments, a tuple of positional arguments, or
+        batch: inputs of the model: a dict of keyword arguments, a tuple of positional arguments, or
             one tensor. By default, made from the config of the model, or found by trying shapes that its weights take
             (:mod:`schedule.capture.examples`), when something is traced. Sizes are not baked in.
         mesh: a ``DeviceMesh`` for ``shard`` and ``sync``.
@@ -167,9 +161,8 @@ def create_schedule(model: nn.Module, example_inputs: Any = None, mesh: Any = No
         ScheduleError: ``model`` is not a module, or :func:`torch.compile` has wrapped it or a part of it.
     """
     if not isinstance(model, nn.Module):
-        raise ScheduleError(
-            f"a schedule is made of an nn.Module, not of {type(model).__name__}", fix="create_schedule(model)"
-        )
+        load = f"AutoModel.from_pretrained({model!r})" if isinstance(model, str) else "create_schedule(model)"
+        raise ScheduleError(f"a schedule is made of an nn.Module, not of {type(model).__name__}", fix=load)
     for path, module in model.named_modules():
         if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
             raise NotApplicable(
@@ -177,5 +170,5 @@ def create_schedule(model: nn.Module, example_inputs: Any = None, mesh: Any = No
                 where=f"{path or 'the model itself'} is compiled",
                 fix="schedule the model first, then torch.compile(model)",
             )
-    made: Schedule = Tree(model, example_inputs, mesh, Schedule, recorded).node(model)
+    made: Schedule = Tree(model, batch, mesh, Schedule, recorded).node(model)
     return made

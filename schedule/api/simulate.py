@@ -20,6 +20,7 @@ from schedule.distributed.communication.groups import Collective, SimulatedRanks
 from schedule.distributed.communication.mesh import SimulatedMesh
 from schedule.distributed.planning.plan import Plan
 from schedule.distributed.tensor_parallel.modules import sharding_of
+from schedule.util.arguments import keywords_checked
 from schedule.util.errors import ScheduleError, ShardError
 from schedule.util.generators import generators_restored
 from schedule.util.named_values import limit_of
@@ -51,6 +52,7 @@ class Simulation:
         return max(self.output, self.gradient) <= tolerance
 
 
+@keywords_checked()
 def simulate(
     model: nn.Module, batch: Any, apply: Callable[[Schedule], Any], ranks: int, training: bool = False
 ) -> Simulation:

@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from schedule.api.schedule import Schedule, create_schedule
-from schedule.capture.examples import found_inputs
 from schedule.tuning.measuring import TrainingStep
 from schedule.tuning.result import Tuning
 from schedule.tuning.space import Space
 from schedule.tuning.tuner import Cost, Plan, Tuner, checked_bound, refuse_without_optuna
+from schedule.util.arguments import keywords_checked
+from schedule.util.wording import Bytes
 
 if TYPE_CHECKING:
     from schedule.tuning.study import Sampler
 
 
+@keywords_checked()
 def tune(
     model: nn.Module | Schedule,
     plan: Plan,
     space: Mapping[str, Any],
     batch: Any = None,
     *,
-    memory: int | None = None,
+    memory: Bytes | None = None,
     trials: int = 30,
     cost: Cost | None = None,
     storage: str | Path | None = None,
@@ -58,7 +60,8 @@ def tune(
         space: knob → list of values, :func:`choice`, :func:`number` or :func:`splits`. Each is a parameter of ``plan``,
             of ``cost``, or of both.
         batch: as for :func:`create_schedule`, with the sizes that the model will run at.
-        memory: maximum bytes of a step, as measured by ``cost``; None for no bound.
+        memory: maximum bytes of a step, as measured by ``cost``: a number, or a text such as ``"24GB"``; None for no
+            bound.
         trials: total number of trials, including those already in ``storage``.
         cost: function of the schedule and, if it has such parameters, knobs by name and ``watch``
             (:class:`~schedule.tuning.Watch`); returns a time, ``(time, bytes)`` or :class:`~schedule.tuning.Measured`.
@@ -77,8 +80,6 @@ def tune(
     """
     refuse_without_optuna()
     sch = model if isinstance(model, Schedule) else create_schedule(model, batch)
-    graphs = sch.tree.graphs
-    if batch is not None or graphs.example_inputs is None:
-        graphs.example_inputs = found_inputs(sch.tree.root) if batch is None else batch
+    sch.tree.use_batch(batch)
     tuner = Tuner(sch, plan, Space(space), cost or TrainingStep(), checked_bound(memory, trials), create_schedule)
     return tuner.search(tuner.study(storage, name, seed, sampler), trials, progress)

@@ -48,13 +48,19 @@ class Graphs:
     Attributes:
         explicit: graphs made by ``trace`` and ``trace_until``; part of the schedule, unlike those traced on demand.
         in_one_mode: modules with graphs for only one of training and eval mode, and the error of the other.
+        batch: example inputs of the root, or None until something is traced.
+        guessed: whether the batch was made from the model.
     """
 
-    def __init__(self, root: nn.Module, example_inputs: Any, path_of: Callable[[nn.Module], str]) -> None:
-        self.root, self.example_inputs = root, example_inputs
+    def __init__(self, root: nn.Module, batch: Any, path_of: Callable[[nn.Module], str]) -> None:
+        self.root, self._path_of = root, path_of
+        self.restart(batch)
+
+    def restart(self, batch: Any) -> None:
+        """Forget all graphs, and record with ``batch`` from now on."""
+        self.batch, self.guessed = batch, False
         self.explicit: dict[nn.Module, Specializations] = {}
         self.in_one_mode: dict[nn.Module, TraceError] = {}
-        self._path_of = path_of
         self._by_need: dict[nn.Module, Specializations] = {}
         self._failed: dict[nn.Module, TraceError | InternalError] = {}
         self._recording: Recording | None = None
@@ -62,6 +68,15 @@ class Graphs:
         self._batches: list[Any] | None = None
         self._state: Snapshot | None = None
         self._together = False  # whether what traces write to Python state is looked for after all of them
+
+    def require_batch(self) -> None:
+        """Make a batch from the model if none was given.
+
+        Raises:
+            NotApplicable: none can be made.
+        """
+        if self.batch is None:
+            self.batch, self.guessed = found_inputs(self.root), True
 
     @property
     def recording(self) -> Recording:
@@ -72,11 +87,10 @@ class Graphs:
             weights are elsewhere between calls.
         """
         if self._recording is None:
-            if self.example_inputs is None:
-                self.example_inputs = found_inputs(self.root)
+            self.require_batch()
             _refuse_moved_weights(self.root)
             with uncounted(self.root), own_errors("recording"):
-                self._recording = recordings.record(self.root, placed(self.root, self.example_inputs))
+                self._recording = recordings.record(self.root, placed(self.root, self.batch))
         return self._recording
 
     def current(self, module: nn.Module) -> Specializations | None:
@@ -291,7 +305,7 @@ class Graphs:
 
     def _other_batches(self) -> list[Any]:
         if self._batches is None:
-            batch = placed(self.root, self.example_inputs)
+            batch = placed(self.root, self.batch)
             self._batches = [*small_shapes(batch), *other_shapes(batch)[:_CHECKED_SHAPES]]
         return self._batches
 

@@ -15,6 +15,8 @@ from schedule.capture.tracing.specialization import Specialization
 from schedule.core.node import Node
 from schedule.patterns import GraphMatch, NearMiss, Pattern, SearchResult
 from schedule.patterns.nodes import CallNode
+from schedule.patterns.ops import is_foreign, qualified_name
+from schedule.patterns.values import OpNode
 from schedule.rules import Rule
 from schedule.util.errors import MatchError, TraceError, did_you_mean
 from schedule.util.graph_text import graph_lines
@@ -182,9 +184,25 @@ def find_in(members: Sequence[Node], pattern: Any, expect: int | None, closed: b
     searches, found = together.searches, together.matches
     if not found and isinstance(pattern, str) and wanted.rule is None:
         _refuse_misspelt(members[0].tree.root, wanted)
+    if not found:
+        _refuse_no_operation(members, wanted)
     if expect is not None and len(found) != expect:
         raise _unexpected(searches, wanted, expect, found)
     return found
+
+
+def named_matches(members: Sequence[Node], matches: Any) -> Any:
+    """Return ``matches``, or those of the rule that it names in ``members``.
+
+    Raises:
+        MatchError: there is no such rule, or nothing that it matches; reports the best near miss.
+    """
+    if not isinstance(matches, str):
+        return matches
+    if rules.rule_for(matches) is None:
+        near = did_you_mean(matches, [rule.name for rule in rules.list_rules()])
+        raise MatchError(f"there is no rule {matches!r}", fix=near or "schedule.list_rules() names the rules")
+    return find_in(members, matches, None) or find_in(members, matches, 1)
 
 
 def _refuse_misspelt(root: nn.Module, wanted: Wanted) -> None:
@@ -202,6 +220,20 @@ def _refuse_misspelt(root: nn.Module, wanted: Wanted) -> None:
         f"there is no rule {text!r}, and no module whose path it matches",
         fix=fix or "schedule.list_rules() names the rules, sch.show() the modules",
     )
+
+
+def _refuse_no_operation(members: Sequence[Node], wanted: Wanted) -> None:
+    """Raise if a pattern calls something that is no operation of torch and that no graph of ``members`` calls."""
+    nodes = [node for pattern in wanted.patterns for node in pattern.digraph if type(node) is OpNode]
+    calls = {node.op for node in nodes if node.definition is None and is_foreign(node.op)}
+    for graph in (made.graph for member in members for made in member.specializations) if calls else ():
+        calls -= {qualified_name(node.target) for node in graph.nodes if node.op in ("call_function", "call_method")}
+    if calls:
+        raise MatchError(
+            f"the pattern {wanted.name} calls {', '.join(sorted(calls))}, which is no operation of torch, and which "
+            "nothing here calls",
+            fix="write the pattern in operations of torch, or call a module in it: schedule.call_module",
+        )
 
 
 @dataclass(frozen=True)

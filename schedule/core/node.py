@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 from torch import fx, nn
 
@@ -13,8 +14,13 @@ from schedule.core.graphs import Graphs
 from schedule.core.history import Edit, History, Step
 from schedule.util.errors import NotApplicable, PathError, did_you_mean
 from schedule.util.globs import is_glob, select
+from schedule.util.named_values import batch_text
+from schedule.util.wording import counted
 
 NodeT = TypeVar("NodeT", bound="Node")
+
+_TREES: WeakKeyDictionary[nn.Module, list[ref[Tree]]] = WeakKeyDictionary()
+"""Model → its schedules; a model does not keep them alive."""
 
 
 class Tree:
@@ -27,22 +33,39 @@ class Tree:
         annotations: (path of the parameter, tag) → value.
         mesh: the device mesh that ``shard`` and ``sync`` use, if any.
         stage_ends: the modules after which a pipeline stage ends, in the order they were named.
+        verified: the steps that were verified last, and the result.
 
     Args:
         node: class of the nodes.
         record: describes a call of a primitive before it is made; see :class:`History`.
     """
 
-    def __init__(
-        self, root: nn.Module, example_inputs: Any, mesh: Any, node: type[Node], record: Callable[..., Any]
-    ) -> None:
+    def __init__(self, root: nn.Module, batch: Any, mesh: Any, node: type[Node], record: Callable[..., Any]) -> None:
         self.root, self.mesh, self._node = root, mesh, node
         self.history = History(partial(record, self))
-        self.graphs = Graphs(root, example_inputs, self.path_of)
+        self.graphs = Graphs(root, batch, self.path_of)
         self.annotations: dict[tuple[str, str], Any] = {}
         self.stage_ends: dict[nn.Module, bool] = {}
+        self.verified: tuple[tuple[Step, ...], Any] | None = None
         self._nodes: dict[nn.Module, Any] = {}
         self._paths: dict[nn.Module, str] = {}
+        _TREES[root] = [*(alive for alive in _TREES.get(root, ()) if alive() is not None), ref(self)]
+
+    def use_batch(self, batch: Any) -> None:
+        """Record with ``batch`` from now on; None keeps the one there is, or makes one from the model.
+
+        Raises:
+            NotApplicable: steps were applied to graphs of a batch with other shapes or dtypes.
+        """
+        now = self.graphs.batch
+        if batch is not None and (now is None or batch_text(now) != batch_text(batch)):
+            if self.history.steps and self.graphs.made_recording is not None:
+                raise NotApplicable(
+                    f"this schedule was recorded with {batch_text(now)}, and the batch is {batch_text(batch)}",
+                    fix="leave the batch out, undo_all() first, or make another schedule with this batch",
+                )
+            self.graphs.restart(batch)
+        self.graphs.require_batch()
 
     def node(self, module: nn.Module) -> Any:
         """Return the node of ``module``, always the same object."""
@@ -240,10 +263,25 @@ class Node:
         """The applied steps of the whole schedule, oldest first."""
         return self.tree.history.steps
 
-    def undo(self) -> Self:
-        """Revert the last step of the whole schedule, bit-exactly."""
-        self.tree.history.undo()
+    def undo(self, steps: int = 1) -> Self:
+        """Revert the last steps of the whole schedule, bit-exactly.
+
+        Raises:
+            NotApplicable: there are fewer steps; then none is reverted.
+        """
+        history = self.tree.history
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise NotApplicable(f"steps is a number from 1, not {steps!r}", asked="undo", fix="undo(), or undo_all()")
+        if steps > 1 and steps > (done := len(history.steps)):
+            raise NotApplicable(f"only {counted(done, 'step')} can be undone", asked=f"undo({steps})", fix="undo_all()")
+        with history.all_or_nothing():
+            for _ in range(steps):
+                history.undo()
         return self
+
+    def undo_all(self) -> Self:
+        """Revert all steps of the whole schedule, bit-exactly; the model is as it was."""
+        return self.undo(len(self.history)) if self.history else self
 
     def redo(self) -> Self:
         """Reapply the last undone step."""
@@ -268,3 +306,21 @@ class Node:
         if "_module" not in vars(self):  # a traceback shows the object that its own constructor refused
             return object.__repr__(self)
         return f"{type(self).__name__}({self.label}: {original_class(self._module).__name__})"
+
+
+def scheduled_root(model: nn.Module) -> Any:
+    """Return the node of ``model`` in the one schedule of it that has steps.
+
+    Raises:
+        NotApplicable: there is none, none any more, or more than one.
+    """
+    found = [tree for alive in _TREES.get(model, ()) if (tree := alive()) is not None and tree.history.steps]
+    if len(found) == 1:
+        return found[0].node(model)
+    name = type(model).__name__
+    if found:
+        raise NotApplicable(f"{len(found)} schedules changed this {name}", fix="give the schedule: verify(sch, batch)")
+    raise NotApplicable(
+        f"no schedule of this {name} with a step is at hand",
+        fix="report = schedule.optimize(model, batch), and verify(report.schedule, batch)",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from typing import Any
 
 import torch
@@ -16,7 +17,24 @@ from schedule.optimizer import Rules
 from schedule.report.report import Report
 from schedule.util.errors import NotApplicable
 from schedule.util.generators import generator_states, restore_generators
+from schedule.util.logs import ROOT
+from schedule.util.wording import counted
 from schedule.verify import verify
+
+_LOG = logging.getLogger(f"{ROOT}.trainer")
+
+
+def _say(level: int, text: str, *args: object) -> None:
+    """Log one line, also where nothing was set up for logging: it comes once in a training."""
+    if _LOG.level == logging.NOTSET:
+        _LOG.setLevel(logging.INFO)
+    if not _LOG.hasHandlers():
+        _LOG.addHandler(logging.StreamHandler())
+    _LOG.log(level, text, *args)
+
+
+def _is_first_process() -> bool:
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
 class OptimizeCallback(TrainerCallback):
@@ -29,6 +47,7 @@ class OptimizeCallback(TrainerCallback):
     Args:
         rules, cost_guard: as for :func:`schedule.optimize`.
         check: verify the rewritten model against the original before the first step.
+        progress: show a progress bar of that in a terminal.
         keep: leave the model scheduled when training ends; otherwise undo all steps.
         writer: where to write the numbers below as scalars at each log: anything with
             ``add_scalar(name, value, step)``, such as ``torch.utils.tensorboard.SummaryWriter("runs/fxschedule")``.
@@ -53,8 +72,10 @@ class OptimizeCallback(TrainerCallback):
         check: bool = False,
         keep: bool = True,
         writer: Any = None,
+        progress: bool = True,
     ) -> None:
         self.rules, self.cost_guard, self.check, self.keep, self.writer = rules, cost_guard, check, keep, writer
+        self.progress = progress
         self.report: Report | None = None
         self.schedule: Schedule | None = None
 
@@ -80,7 +101,21 @@ class OptimizeCallback(TrainerCallback):
         self.schedule = sch
         self.report = optimize(sch, rules=self.rules, cost_guard=self.cost_guard)
         if self.check:
-            verify(sch, batch)
+            verify(sch, batch, progress=self.progress)
+        self._tell(self.report)
+
+    def _tell(self, report: Report) -> None:
+        """Log in one line what was rewritten, or warn that nothing was, and why."""
+        if not _is_first_process():
+            return
+        if report.count():
+            checked = ", verified" if self.check else ""
+            places = counted(len({entry.path for entry in report.select(status="applied")}), "module")
+            _say(logging.INFO, "fxschedule: %s in %s%s", counted(report.count(), "match", "matches"), places, checked)
+        else:
+            reasons = dict.fromkeys(entry.reason.partition("\n")[0] for entry in report.entries if entry.reason)
+            why = "; ".join(list(reasons)[:3]) or "no rule is about anything in this model"
+            _say(logging.WARNING, "fxschedule: nothing was rewritten: %s", why)
 
     def _rewrite_at_the_first_call(self, model: nn.Module) -> None:
         def rewrite(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -105,8 +140,8 @@ class OptimizeCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Undo all steps unless ``keep`` is set."""
-        while not self.keep and self.schedule is not None and self.schedule.history:
-            self.schedule.undo()
+        if not self.keep and self.schedule is not None:
+            self.schedule.undo_all()
 
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -335,6 +335,13 @@ def is_tensor_method(target: Any) -> bool:
     return isinstance(name, str) and getattr(torch.Tensor, name, None) is target
 
 
+def is_foreign(name: str) -> bool:
+    """Check whether a :func:`qualified_name` is neither torch's nor Python's own."""
+    if name.startswith("."):
+        return not hasattr(torch.Tensor, name[1:])
+    return "." in name and name.partition(".")[0] not in ("torch", "operator", "_operator", "builtins", "math")
+
+
 def qualified_name(target: Any) -> str:
     """Return ``module.qualname`` for a callable, or ``.name`` for the name of a method."""
     if isinstance(target, str):

@@ -9,7 +9,7 @@ from torch import nn
 
 from schedule.core import history
 from schedule.core.edits import WrapCalls
-from schedule.core.matching import Match
+from schedule.core.matching import Match, named_matches
 from schedule.core.wrapping import wrappers_of
 from schedule.patterns import GraphMatch
 from schedule.primitives.activations import Recomputed, measure_saved
@@ -18,13 +18,16 @@ from schedule.primitives.callees import Region, region_of
 from schedule.primitives.registry import primitive
 from schedule.primitives.rewrites import PatternRewrite, Replacement, rewrite_matches
 from schedule.util.errors import NotApplicable
+from schedule.util.wording import Bytes, bytes_of
 
 if TYPE_CHECKING:
     from schedule.core.node import Node, NodeT
 
 
 @primitive
-def checkpoint(sch: NodeT, matches: Sequence[Match] | None = None, every: int = 1, budget: int | None = None) -> NodeT:
+def checkpoint(
+    sch: NodeT, matches: Sequence[Match] | str | None = None, every: int = 1, budget: Bytes | None = None
+) -> NodeT:
     """Save only the inputs of this module or of matches, and recompute the rest in the backward pass.
 
     ::
@@ -36,9 +39,11 @@ def checkpoint(sch: NodeT, matches: Sequence[Match] | None = None, every: int = 
     follow. The module's hooks run once.
 
     Args:
-        matches: result of ``find``; the parts of the traced graph to recompute. None means the whole module.
+        matches: result of ``find``, or the name of a rule; the parts of the traced graph to recompute. None means the
+            whole module.
         every: for a group, members 0, ``every``, 2 × ``every``, …; for matches, each ``every``-th.
-        budget: bytes that the model may save for the backward pass of the recorded inputs. The modules to recompute
+        budget: bytes that the model may keep for the backward pass of the recorded inputs: a number, or a text such
+            as ``"2GB"``. The modules to recompute
             are chosen among those in this one (for a group, among its members and the modules in them) for the
             least work, by a knapsack on the tree of modules, from the measured bytes of each.
 
@@ -51,7 +56,7 @@ def checkpoint(sch: NodeT, matches: Sequence[Match] | None = None, every: int = 
     if budget is not None:
         within_budget([sch], matches, every, budget)
     elif matches is not None:
-        _checkpoint_matches(sch, matches[::step])
+        _checkpoint_matches(sch, named_matches([sch], matches)[::step])
     elif step > 1:
         raise NotApplicable("one module alone is checkpointed or not", fix='sch["h.*"].checkpoint(every=2)')
     else:
@@ -67,24 +72,25 @@ def checked_every(every: Any) -> int:
 
 
 def within_budget(
-    members: Sequence[NodeT], matches: Sequence[Match] | None, every: int, budget: int
+    members: Sequence[NodeT], matches: Sequence[Match] | str | None, every: int, budget: Bytes
 ) -> Sequence[NodeT]:
     """Checkpoint ``members`` or modules in them, with the least recomputation to fit ``budget``."""
     if matches is not None or every != 1:
         raise NotApplicable("a budget chooses by itself", fix="give the budget alone")
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
-        raise NotApplicable(f"a budget is a number of bytes, not {budget!r}", fix="budget=2 * 2**30, say")
+    limit = bytes_of(budget)
+    if limit is None or limit < 0:
+        raise NotApplicable(f"a budget is a number of bytes, not {budget!r}", fix='budget="2GB", say')
     tree = members[0].tree
     tree.graphs.calls(members[0].module)  # makes example inputs if none were given
-    seen = measure_saved(tree.root, tree.graphs.example_inputs)
+    seen = measure_saved(tree.root, tree.graphs.batch)
     history.reached("after measuring")
     nodes = {node.path: node for member in members for _, node in member.named_schedules() if _can_be(node)}
     try:
-        chosen = choose(seen, budget, [path for path in nodes if path])
+        chosen = choose(seen, limit, [path for path in nodes if path])
     except OutOfBudget as error:
         raise NotApplicable(
             f"at least {error.least:,} bytes are saved, whatever is recomputed in "
-            f"{', '.join(member.label for member in members[:3])}; the budget is {budget:,}",
+            f"{', '.join(member.label for member in members[:3])}; the budget is {limit:,}",
             fix=f"a budget from {error.least:,}, smaller inputs, or more modules to choose from",
         ) from None
     for path in chosen:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from schedule import rules
-from schedule.core.matching import Match, Wanted
+from schedule.core.matching import Match, Wanted, named_matches
 from schedule.patterns import GraphMatch
 from schedule.primitives.callees import CompiledRegion, Region, region_of
 from schedule.primitives.registry import primitive
@@ -22,7 +22,9 @@ Compiler = Literal["auto", "inductor"]
 
 
 @primitive
-def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto", name: str | None = None) -> NodeT:
+def fuse(
+    sch: NodeT, matches: Sequence[Match] | str, compiler: Compiler | None = "auto", name: str | None = None
+) -> NodeT:
     """Replace each match by one call, of a rule's fused op or of the same operations compiled.
 
     ::
@@ -34,7 +36,7 @@ def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto
     Afterwards ``sch.history[-1].replaced`` has the nodes that were replaced.
 
     Args:
-        matches: result of ``find``.
+        matches: result of ``find``, or the name of a rule: ``fuse("bias_gelu_tanh")`` fuses all of its matches.
         compiler: ``"auto"`` takes the registered fused op if any rule matches the same operations, else
             ``"inductor"``: the matched part is compiled by ``torch.compile`` at its first call, with dynamic
             shapes, or runs uncompiled without a compiler. None only makes it one call.
@@ -50,7 +52,7 @@ def fuse(sch: NodeT, matches: Sequence[Match], compiler: Compiler | None = "auto
     if compiler not in ("auto", "inductor", None):
         raise NotApplicable(f"there is no compiler {compiler!r}", fix='"auto", "inductor" or None')
     node_name = checked_name(name)
-    groups = [[match] for match in matches]
+    groups = [[match] for match in named_matches([sch], matches)]
     rewrite_matches(sch, groups, lambda _, wanted, sizes: Fusion(wanted, compiler, node_name))
     return sch
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from schedule import primitives
-from schedule.core.matching import Match, find_in, find_parallel_in, holds
+from schedule.core.matching import Match, find_in, find_parallel_in, holds, named_matches
 from schedule.core.node import Node, NodeT
 from schedule.primitives.checkpoint import checked_every, within_budget
 from schedule.primitives.registry import call_text, registered
 from schedule.primitives.splicing import refuse_none
 from schedule.util.errors import MatchError, PathError, located, no_attribute
-from schedule.util.wording import counted
+from schedule.util.wording import Bytes, counted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,7 +54,7 @@ def _distributed(group: Group[NodeT], bound: Any) -> Iterator[tuple[NodeT, tuple
 
     Members without any of the given matches are skipped.
     """
-    matches = bound.arguments.get("matches")
+    matches = named_matches(list(group), bound.arguments.get("matches"))
     if not isinstance(matches, (list, tuple)):
         for member in group:
             bound.arguments[next(iter(bound.arguments))] = member
@@ -158,14 +158,14 @@ class Group(Generic[NodeT]):
             return find_parallel_in(self._members, pattern, expect)
 
     def checkpoint(
-        self, matches: Sequence[Match] | None = None, every: int = 1, budget: int | None = None
+        self, matches: Sequence[Match] | str | None = None, every: int = 1, budget: Bytes | None = None
     ) -> Sequence[Node]:
         """Recompute members or matches in the backward pass, as :meth:`Schedule.checkpoint` does.
 
         Args:
             matches: as for one schedule.
             every: only members 0, ``every``, 2 × ``every``, … of the group; for matches, each ``every``-th.
-            budget: bytes that the whole model may save; modules are chosen from all members together.
+            budget: bytes that the whole model may keep, such as ``"2GB"``; modules are chosen from all members.
 
         Returns:
             The members that were checkpointed as wholes; with a budget, all members.
@@ -175,7 +175,8 @@ class Group(Generic[NodeT]):
             if budget is not None:
                 return within_budget(self._members, matches, every, budget)
             if matches is not None:
-                return _checkpoint(self, matches=matches[:: checked_every(every)])
+                found = named_matches(self._members, matches)
+                return _checkpoint(self, matches=found[:: checked_every(every)])
             return [primitives.checkpoint(member) for member in self._members[:: checked_every(every)]]
 
     trace = broadcast(primitives.trace)

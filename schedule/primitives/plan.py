@@ -28,6 +28,7 @@ from schedule.primitives.shard_experts import shard_experts
 from schedule.primitives.sync import sync
 from schedule.runtime.scheduled import forward_of, state_of
 from schedule.util.errors import NotApplicable, ShardError, TraceError
+from schedule.util.printing import in_progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,12 +91,13 @@ def shard_plan(
     shared = None if context is False else _shared_sequence(sch, state, sequence, parallel_loss)
     if shared is not None and context:
         return shared if shared.groups else _refuse_contexts(shared)
-    graph = _flattened(sch).graph
-    plan = find_plan(graph, sch.module, state, vocabulary, averages=not (sequence or parallel_loss))
-    if spread is not None:
-        plan = with_expert_parallel(plan, sch.module, state, spread)
-    if sequence:
-        plan = with_sequence_parallel(plan, graph, sch.module, state)
+    with in_progress(None, "finding a plan"):
+        graph = _flattened(sch).graph
+        plan = find_plan(graph, sch.module, state, vocabulary, averages=not (sequence or parallel_loss))
+        if spread is not None:
+            plan = with_expert_parallel(plan, sch.module, state, spread)
+        if sequence:
+            plan = with_sequence_parallel(plan, graph, sch.module, state)
     plan = with_parallel_loss(plan) if parallel_loss else plan
     if shared is not None and shared.groups and shared.bytes_moved() < plan.bytes_moved():
         return shared

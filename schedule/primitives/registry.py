@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from schedule.util.arguments import refuse_unknown
 from schedule.util.errors import ScheduleError, located
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def primitive(function: Callable[Concatenate[NodeT, P], R]) -> Callable[Concaten
 
     @functools.wraps(function)
     def method(sch: NodeT, *args: P.args, **kwargs: P.kwargs) -> R:
-        arguments = _bound(signature, sch, args, kwargs)
+        arguments = _bound(function.__name__, signature, sch, args, kwargs)
         asked = call_text(function, arguments)
         with (
             located(asked, sch.label),
@@ -56,7 +57,8 @@ def query(function: Callable[Concatenate[NodeT, P], R]) -> Callable[Concatenate[
 
     @functools.wraps(function)
     def method(sch: NodeT, *args: P.args, **kwargs: P.kwargs) -> R:
-        with located(call_text(function, _bound(signature, sch, args, kwargs)), sch.label):
+        arguments = _bound(function.__name__, signature, sch, args, kwargs)
+        with located(call_text(function, arguments), sch.label):
             return function(sch, *args, **kwargs)
 
     return _registered(function, method)
@@ -101,8 +103,9 @@ def list_primitives() -> dict[str, str]:
     return {name: (inspect.getdoc(f) or "").partition("\n")[0] for name, f in sorted(_primitives.items())}
 
 
-def _bound(signature: inspect.Signature, sch: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return the arguments by name, without the schedule, or raise Python's own TypeError."""
+def _bound(name: str, signature: inspect.Signature, sch: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments by name, without the schedule, or raise TypeError."""
+    refuse_unknown(name, kwargs, signature.parameters)
     bound = signature.bind(sch, *args, **kwargs)
     return dict(list(bound.arguments.items())[1:])
 

@@ -10,7 +10,7 @@ from torch import fx, nn
 from schedule.core import history
 from schedule.core.edits import AddModule, SetItem, SwapModule
 from schedule.core.history import Edit
-from schedule.core.matching import Match, Wanted
+from schedule.core.matching import Match, Wanted, named_matches
 from schedule.patterns import GraphMatch
 from schedule.patterns.rewriting import Build
 from schedule.primitives.annotate import tags_carried
@@ -33,7 +33,7 @@ Which = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module
 def replace(
     sch: Node,
     new: nn.Module | Callable[..., Any],
-    matches: Sequence[Match | Sequence[Match]] | None = None,
+    matches: Sequence[Match | Sequence[Match]] | str | None = None,
     name: str | None = None,
 ) -> Node:
     """Replace this module by ``new``, or each match by one call of ``new``.
@@ -65,7 +65,7 @@ def replace(
     Args:
         new: a module; with matches also a function, which may return several results. A module given for
             matches becomes a child of the matched module.
-        matches: result of ``find``, or groups of parallel matches.
+        matches: result of ``find``, the name of a rule, or groups of parallel matches.
         name: with matches, the name of the new node in the graph, and of ``new`` as a child if it is a module; by
             default the function's name, or ``scheduled_`` and the class. A name that is taken gets a number.
 
@@ -80,7 +80,8 @@ def replace(
             raise NotApplicable(f"{sch.label} keeps its path, so {name!r} names nothing", fix="leave out name=")
         _replace_module(sch, new)
         return sch
-    groups = [[item] if isinstance(item, Match) else list(item) for item in matches]
+    found = named_matches([sch], matches)
+    groups = [[item] if isinstance(item, Match) else list(item) for item in found]
     target = _Replacement(new, groups, checked_name(name))
     refuse_foreign(sch, groups)
     target.add_to(sch)
@@ -159,7 +160,7 @@ def _replace_module(sch: Node, new: Any) -> None:
         raise NotApplicable("the replacement is part of the model already", fix="give a module of its own")
     _refuse_state_below(sch, new)
     graphs = sch.tree.graphs
-    calls = graphs.calls(old) if graphs.example_inputs is not None else ()
+    calls = graphs.calls(old) if graphs.batch is not None else ()
     refuse_other_interface(old, new, calls)
     edits: list[Edit] = [*_restored_ties(sch, old, new), SwapModule(sch.tree, old, new)]
     for name, tensor in new.named_parameters(remove_duplicate=False):

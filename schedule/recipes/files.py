@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fused.whole_files import write_whole
+from schedule.core.node import Node
 from schedule.recipes.building import recipe_of
 from schedule.recipes.recipe import Recipe
+from schedule.util.arguments import keywords_checked
 from schedule.util.errors import RecipeError
-
-if TYPE_CHECKING:
-    from schedule.core.node import Node
 
 NAME = "schedule_recipe.json"
 
 
+@keywords_checked()
 def save_recipe(sch: Node, folder: str | os.PathLike[str]) -> Path:
     """Write the recipe of ``sch`` to the folder of ``model.save_pretrained`` and return the file's path.
 
@@ -25,25 +23,16 @@ def save_recipe(sch: Node, folder: str | os.PathLike[str]) -> Path:
     Raises:
         RecipeError: an argument has no recipe value; or the folder cannot be written to.
     """
-    text, path = recipe_of(sch.tree).to_json(), Path(folder) / NAME
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
-    except OSError as error:
-        raise RecipeError(f"{path} cannot be written: {error.strerror}", fix="give a folder to write to") from error
-    return path
+    if not isinstance(sch, Node):
+        raise RecipeError(f"a {type(sch).__name__} has no recipe", fix="save_recipe(sch, folder)")
+    return recipe_of(sch.tree).save(Path(folder) / NAME)
 
 
 def read_recipe(folder: str | os.PathLike[str]) -> Recipe:
-    """Read a recipe written by :func:`save_recipe`, for :func:`schedule.load_recipe`.
+    """Read a recipe from a file, or from a folder that :func:`save_recipe` wrote to.
 
     Raises:
         RecipeError: there is no such file, or it is not a recipe.
     """
     path = Path(folder)
-    path = path / NAME if path.is_dir() else path
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise RecipeError(f"{path} cannot be read: {error.strerror}", fix=f"give a folder with {NAME}") from error
-    return Recipe.from_json(text.decode(errors="replace"))
+    return Recipe.load(path / NAME if path.is_dir() else path)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from fused.whole_files import write_whole
 from schedule.recipes.reading import parsed, steps_of
 from schedule.recipes.script import script
 from schedule.recipes.steps import VERSION, Call, Find, Step, Undo, finds_used
 from schedule.recipes.values import Reference, Value, inner
+from schedule.util.errors import RecipeError
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,35 @@ class Recipe:
                 the location.
         """
         return from_data(parsed(text))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the recipe to a file, atomically, and return its path. Missing folders are made.
+
+        Raises:
+            RecipeError: it cannot be written there.
+        """
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, self.to_json())
+        except OSError as error:
+            raise RecipeError(f"{path} cannot be written: {error.strerror}", fix="give a file to write to") from error
+        return path
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Recipe:
+        """Read a recipe from a file, as :meth:`from_json` does.
+
+        Raises:
+            RecipeError: there is no such file, or it is not a recipe.
+        """
+        try:
+            text = Path(path).read_bytes()
+        except OSError as error:
+            raise RecipeError(
+                f"{path} cannot be read: {error.strerror}", fix="give a file that Recipe.save wrote"
+            ) from error
+        return Recipe.from_json(text.decode(errors="replace"))
 
     def to_python(self) -> str:
         """Return the recipe as the source of a Python module with a function ``apply(sch)``."""

@@ -1,4 +1,4 @@
-"""Costs of one training step: bytes saved for backward, dispatched operations, peak memory and time."""
+"""Costs of one training step: bytes kept for backward, dispatched operations, peak memory and time."""
 
 from __future__ import annotations
 

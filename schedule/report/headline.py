@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from fused.versions import untested_releases, versions_text
 from schedule.report.costs import Cost, TimeRatio
 from schedule.report.entries import STATUSES, Entry
+from schedule.util.named_values import batch_text, dtype_text
 from schedule.util.wording import counted, seconds_text, size_text
 from schedule.verify.report import EquivalenceReport
 
@@ -23,7 +23,7 @@ class Figure:
     """One of the four figures of a report.
 
     Attributes:
-        name: its subject, such as ``saved for backward``.
+        name: its subject, such as ``kept for backward``.
         value: the figure, or that there is none.
         note: a remark on it, or the call that measures it.
         tone: whether it is an improvement, a regression, or neither.
@@ -33,6 +33,14 @@ class Figure:
     value: str
     note: str
     tone: Tone
+
+
+HINTS = {
+    "kept for backward": "report.measure() runs a training step before and after",
+    "training step": "report.timed() runs steps of both models in turns",
+    "same results": "report.verify() compares it with the original",
+}
+"""Name of a figure → what gets it."""
 
 
 def rewrites(entries: Sequence[Entry], running: Iterable[str] = (), idle: int = 0) -> Figure:
@@ -59,22 +67,26 @@ def _applied(entries: Iterable[Entry]) -> tuple[int, str]:
     return sum(entry.count for entry in applied), counted(len({entry.path for entry in applied}), "module")
 
 
-def saved(measured: Mapping[str, Cost], unmeasured: str) -> Figure:
-    """Return the bytes saved for backward, before and after."""
-    name = "saved for backward"
+def saved(measured: Mapping[str, Cost], unmeasured: str, changed: bool = True) -> Figure:
+    """Return the bytes kept for backward, before and after; of a model that was not changed, that it was not."""
+    name = "kept for backward"
+    if not changed and not measured:
+        return Figure(name, "unchanged", "not measured: nothing was rewritten", "neutral")
     if not {"before", "after"} <= measured.keys():
-        why = unmeasured.partition("\n")[0] or "report.measure() runs a training step before and after"
+        why = unmeasured.partition("\n")[0] or HINTS[name]
         return Figure(name, "not measured", why, "neutral")
     before, after = measured["before"].saved_bytes, measured["after"].saved_bytes
     tone: Tone = "good" if after < before else "bad" if after > before else "neutral"
     return Figure(name, f"{size_text(before)} → {size_text(after)}", ratio_text(after, before), tone)
 
 
-def step_time(timing: TimeRatio | None) -> Figure:
+def step_time(timing: TimeRatio | None, changed: bool = True) -> Figure:
     """Return the time of a training step, before and after; a difference within the quartiles is none."""
     name = "training step"
+    if not changed and timing is None:
+        return Figure(name, "unchanged", "not timed: nothing was rewritten", "neutral")
     if timing is None:
-        return Figure(name, "not timed", "report.timed() runs steps of both models in turns", "neutral")
+        return Figure(name, "not timed", HINTS[name], "neutral")
     tone: Tone = "good" if timing.high < 1 else "bad" if timing.low > 1 else "neutral"
     if timing.seconds is None:
         return Figure(name, f"{timing.median:.2f} ×", str(timing), tone)
@@ -85,7 +97,7 @@ def verified(found: EquivalenceReport | None) -> Figure:
     """Return the result of a comparison with the original model."""
     name = "same results"
     if found is None:
-        return Figure(name, "not verified", "report.verify() compares it with the original", "neutral")
+        return Figure(name, "not verified", HINTS[name], "neutral")
     if not found.cases:
         return Figure(name, "nothing to verify", "no case was compared", "neutral")
     if found.failed is not None:
@@ -130,7 +142,8 @@ def _sentence(entries: Sequence[Entry], measured: Mapping[str, Cost], timing: Ti
 
 def _effects(measured: Mapping[str, Cost], timing: TimeRatio | None) -> Iterator[str]:
     if {"before", "after"} <= measured.keys() and measured["before"].saved_bytes:
-        yield f"saves {_share(measured['after'].saved_bytes / measured['before'].saved_bytes)} memory for backward"
+        kept = measured["after"].saved_bytes / measured["before"].saved_bytes
+        yield f"keeps {_share(kept)} memory for the backward pass"
     if timing is not None:
         yield f"takes {_share(timing.median)} time"
 
@@ -145,35 +158,21 @@ def ratio_text(after: int, before: int) -> str:
     return f"{after / before:.2f} ×" if before else "–"
 
 
-def facts(model: nn.Module, example_inputs: Any) -> list[tuple[str, str]]:
-    """Return the model, its weights and batch, and the versions that computed the report."""
+def facts(model: nn.Module, batch: Any, guessed: bool = False) -> list[tuple[str, str]]:
+    """Return the model, its weights and batch, ``guessed`` or not, and the versions that computed the report."""
     found = [("model", _model_text(model)), ("weights", _weights_text(model))]
-    if example_inputs is not None:
-        found.append(("batch", _batch_text(example_inputs)))
+    if batch is not None:
+        found.append(("batch", batch_text(batch) + (", guessed from the model: none was given" if guessed else "")))
     return [*found, ("versions", "; ".join([versions_text(), *untested_releases()]))]
 
 
 def _model_text(model: nn.Module) -> str:
     parameters = list(model.parameters())
     parts = [type(model).__name__, f"{sum(p.numel() for p in parameters):,} parameters"]
-    kinds = dict.fromkeys(f"{_dtype_text(p)} on {p.device.type}" for p in parameters)
+    kinds = dict.fromkeys(f"{dtype_text(p)} on {p.device.type}" for p in parameters)
     return ", ".join([*parts, *kinds])
 
 
 def _weights_text(model: nn.Module) -> str:
     name = getattr(getattr(model, "config", None), "_name_or_path", "")
     return f"loaded from {name}" if isinstance(name, str) and name else "not loaded from a checkpoint by transformers"
-
-
-def _batch_text(batch: Any) -> str:
-    if isinstance(batch, torch.Tensor):
-        return f"{_dtype_text(batch)} {list(batch.shape)}"
-    if isinstance(batch, Mapping):
-        return ", ".join(f"{name} {_batch_text(value)}" for name, value in batch.items())
-    if isinstance(batch, (tuple, list)):
-        return ", ".join(map(_batch_text, batch))
-    return repr(batch) if isinstance(batch, (bool, int, float, str, type(None))) else type(batch).__name__
-
-
-def _dtype_text(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -49,7 +49,7 @@ def profile_step(sch: Node, file: str | Path, batch: Any = None) -> Path:
     refuse_sharded(top)
     if batch is None:
         _ = top.tree.graphs.recording  # makes example inputs if none were given
-        batch = top.tree.graphs.example_inputs
+        batch = top.tree.graphs.batch
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)

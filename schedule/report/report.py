@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,9 @@ from schedule.runtime.scheduled import Adaptation, ScheduledState, state_of, sta
 from schedule.util.errors import NotApplicable
 from schedule.util.files import refuse_unwritable, write
 from schedule.util.internal_errors import INTERNAL
-from schedule.util.printing import in_progress, printed
+from schedule.util.printing import in_progress, printed, terminal_width
 from schedule.util.templating import rendered
+from schedule.util.wording import counted
 from schedule.verify.report import EquivalenceReport
 from schedule.verify.scheduled import Verification
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from schedule.core.node import Node
+
+ADAPTED = "graphs for other kinds of calls"
+"""Name of the lines about these, of which text on a terminal shows the count alone."""
 
 _STYLES: dict[Tone, str] = {"good": "green", "bad": "bold red", "neutral": "default"}
 
@@ -42,16 +46,16 @@ class Report:
 
     Attributes:
         entries: by module, in model order.
-        costs: measures ``{"before": …, "after": …}``: bytes saved for backward and dispatched operations of one
+        costs: measures ``{"before": …, "after": …}``: bytes kept for backward and dispatched operations of one
             training step. Raises NotApplicable if they cannot be measured. Called by :meth:`measure` alone.
         model: the scheduled module.
         time_ratio: measures the time of a training step divided by the original model's, over a number of rounds, and
             calls a function after each.
+        hints: name of a figure → what gets it, where that is no method of the report.
         schedule: the schedule reported on, with the steps: ``report.schedule.undo()``.
         timing: last result of :meth:`timed`; None before its first call.
         measured: last result of :meth:`measure`; empty before its first call.
         unmeasured: why the last call of :meth:`measure` failed; "" if it did not, and before its first call.
-        verified: result of the last call of :meth:`verify`, also if it raised; None before its first call.
     """
 
     entries: list[Entry]
@@ -62,7 +66,7 @@ class Report:
     timing: TimeRatio | None = field(default=None, init=False)
     measured: dict[str, Cost] = field(default_factory=dict, init=False)
     unmeasured: str = field(default="", init=False)
-    verified: EquivalenceReport | None = field(default=None, init=False)
+    hints: Mapping[str, str] = field(default_factory=dict, init=False)
 
     def select(self, rule: str | None = None, status: Status | None = None) -> list[Entry]:
         """Return the entries of a rule, a status, or both."""
@@ -80,23 +84,25 @@ class Report:
             counts[entry.rule] += entry.count
         return dict(counts)
 
-    def measure(self) -> dict[str, Cost]:
+    def measure(self, progress: bool = True) -> dict[str, Cost]:
         """Run a training step with the rewrites and one without, and return and keep their costs.
 
         The report shows them afterwards. The model, its parameters and the random state do not change. Nothing else
         in a report runs the model, except :meth:`timed` and the pictures of :meth:`to_html`.
 
+        Args:
+            progress: show a progress bar in a terminal.
+
         Returns:
-            ``{"before": …, "after": …}``: bytes saved for backward and dispatched operations.
+            ``{"before": …, "after": …}``: bytes kept for backward and dispatched operations.
 
         Raises:
             NotApplicable: the model does not train on its example inputs, is on the meta device, or is sharded.
         """
         self.measured, self.unmeasured = {}, ""
         try:
-            with in_progress(1, "measuring a training step, before and after") as advance:
+            with in_progress(None, "measuring a training step, before and after", progress):
                 self.measured = self.costs()
-                advance()
         except NotApplicable as error:
             self.unmeasured = error.why
             raise
@@ -108,11 +114,15 @@ class Report:
             with contextlib.suppress(NotApplicable):
                 self.measure()
 
-    def timed(self, rounds: int = 5) -> TimeRatio:
+    def timed(self, rounds: int = 5, progress: bool = True) -> TimeRatio:
         """Time training steps of the scheduled and the original model in turns.
 
         The report shows the result afterwards. The model, its parameters and the random state do not change. The batch
         is the one passed to ``optimize``, so pass one of realistic size there.
+
+        Args:
+            rounds: how many steps of each.
+            progress: show a progress bar in a terminal.
 
         Raises:
             ValueError: ``rounds`` is less than 1.
@@ -122,12 +132,18 @@ class Report:
             raise ValueError(f"rounds must be at least 1, got {rounds}")
         if self.time_ratio is None:
             raise _made_by_hand("timed")
-        with in_progress(rounds, "timing training steps") as advance:
+        with in_progress(rounds, "timing training steps", progress) as advance:
             self.timing = self.time_ratio(rounds, advance)
         return self.timing
 
     def verify(
-        self, batch: Any = None, steps: int = 5, *, training: bool = True, create_graph: bool | None = None
+        self,
+        batch: Any = None,
+        steps: int = 5,
+        *,
+        training: bool = True,
+        create_graph: bool | None = None,
+        progress: bool = True,
     ) -> EquivalenceReport:
         """Compare the model with the original, as :func:`schedule.verify` does.
 
@@ -138,6 +154,7 @@ class Report:
             steps: optimizer steps for the comparison of updates.
             training: False to compare in eval mode and without gradients only.
             create_graph: whether to differentiate the norm of the gradient too; by default with ``steps=1``.
+            progress: show a progress bar in a terminal.
 
         Raises:
             VerificationError: they differ.
@@ -145,13 +162,17 @@ class Report:
         """
         if self.schedule is None:
             raise _made_by_hand("verify")
-        batch = self.schedule.tree.graphs.example_inputs if batch is None else batch
-        verification = Verification(self.schedule, batch, steps, training=training, create_graph=create_graph)
-        try:
-            with uncounted(self.model):
-                return verification.check()
-        finally:
-            self.verified = verification.report
+        batch = self.schedule.tree.graphs.batch if batch is None else batch
+        how: dict[str, Any] = {"training": training, "create_graph": create_graph, "progress": progress}
+        verification = Verification(self.schedule, batch, steps, **how)
+        with uncounted(self.model):
+            return verification.check()
+
+    @property
+    def verified(self) -> EquivalenceReport | None:
+        """The last comparison of the model with the original, by any ``verify``; None if steps followed, or none."""
+        steps, result = (None if self.schedule is None else self.schedule.tree.verified) or ((), None)
+        return result if self.schedule is not None and steps == self.schedule.history else None
 
     @property
     def internal_errors(self) -> list[str]:
@@ -258,8 +279,12 @@ class Report:
         parts: list[RenderableType] = [title, Text(self.sentence), "", figures, "", _pairs(self.facts())]
         if self.entries:
             parts += ["", _rules_table(self.entries)]
-        if self.details():
-            parts += ["", _pairs(self.details())]
+        details = [pair for pair in self.details() if pair[0] != ADAPTED]
+        if adapted := self.adapted:
+            kinds, modules = counted(sum(map(len, adapted.values())), "graph"), counted(len(adapted), "module")
+            details.append((ADAPTED, f"{kinds} in {modules}: report.adapted"))
+        if details:
+            parts += ["", _pairs(details)]
         return Group(*parts)
 
     @property
@@ -270,17 +295,20 @@ class Report:
         )
 
     def figures(self) -> list[Figure]:
-        """Return the four figures: rewrites, bytes saved for backward, time of a step, equality of results."""
-        return [
+        """Return the four figures: rewrites, bytes kept for backward, time of a step, equality of results."""
+        found = [
             headline.rewrites(self.entries, self.internal_errors, self.count() - self.active),
-            headline.saved(self.measured, self.unmeasured),
-            headline.step_time(self.timing),
+            headline.saved(self.measured, self.unmeasured, bool(self.count())),
+            headline.step_time(self.timing, bool(self.count())),
             headline.verified(self.verified),
         ]
+        told = {text: self.hints.get(name, text) for name, text in headline.HINTS.items()}
+        return [replace(figure, note=told.get(figure.note, figure.note)) for figure in found]
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the model, its weights and batch, and versions, as (name, text)."""
-        return headline.facts(self.model, None if self.schedule is None else self.schedule.tree.graphs.example_inputs)
+        graphs = None if self.schedule is None else self.schedule.tree.graphs
+        return headline.facts(self.model, graphs and graphs.batch, graphs is not None and graphs.guessed)
 
     def details(self) -> list[tuple[str, str]]:
         """Return the dispatched operations, and how calls that differ from the recorded ones ran, as (name, text)."""
@@ -298,11 +326,11 @@ class Report:
         for count in sorted(set(fallbacks.values())):
             paths = paths_of(path for path, of_path in fallbacks.items() if of_path == count)
             found.append(("calls that ran the original forward", f"{count} of {paths}"))
-        found += [("graphs for other kinds of calls", line) for line in _by_text(self.adapted)]
+        found += [(ADAPTED, line) for line in _by_text(self.adapted)]
         return found + [("no graph for other kinds of calls", line) for line in _by_text(self.declined)]
 
     def __str__(self) -> str:
-        return printed(self, 120)
+        return printed(self, terminal_width())
 
     def __repr__(self) -> str:
         counts = [f"{count} {status}" for status in STATUSES if (count := self.count(status=status))]

@@ -22,7 +22,7 @@ from schedule.patterns import GraphMatch
 from schedule.rules import norms
 from schedule.rules.casts import Value, floating
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
 
 FAMILY = "adaptive_layer_norm"
@@ -112,5 +112,6 @@ ADAPTIVE_LAYER_NORM = register_rule(
         about=_is_adaptive,
         extra_check=_extra_check,
         profitability=lambda graph_match: small("adaptive_layer_norm", spec_of(graph_match.inputs["x"])),
+        sets=DEFAULT,
     )
 )

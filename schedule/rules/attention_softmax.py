@@ -31,7 +31,7 @@ from schedule.patterns.regions import RETURNED
 from schedule.rules.attention_inputs import fill_number, filled, filling, where_filled
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast, cast_node
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.rule import DEFAULT, Proof, Rule, spec_of
 from schedule.rules.sizes import is_last_one
 from schedule.rules.softmax_forms import FORMS, tensors_of
 from schedule.rules.thresholds import small
@@ -283,5 +283,6 @@ ATTENTION_SOFTMAX = register_rule(
         extra_check=_extra_check,
         no_gain=_no_gain,
         profitability=_profitability,
+        sets=DEFAULT,
     )
 )

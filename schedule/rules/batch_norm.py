@@ -25,7 +25,7 @@ from schedule.patterns.language import call_function
 from schedule.rules.activations import clipped_at_6, gelu_tanh, swish
 from schedule.rules.casts import Value, floating
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
 
 FAMILY = "batch_norm"
@@ -181,6 +181,7 @@ def _rule(
             extra_check=_extra_check,
             profitability=_profitability,
             bystanders=tuple((_not_open(way), _STAYS) for way in ways if way is not None),
+            sets=DEFAULT,
         )
     )
 

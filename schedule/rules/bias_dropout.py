@@ -22,7 +22,7 @@ import fused
 from schedule.patterns import GraphMatch, scalar
 from schedule.rules.casts import Dtypes, Value, floating
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Proof, Rule
+from schedule.rules.rule import DEFAULT, Proof, Rule
 from schedule.rules.thresholds import small
 
 FAMILY = "bias_dropout"
@@ -139,6 +139,7 @@ BIAS_DROPOUT_ADD = register_rule(
         no_gain=_no_gain,
         profitability=_profitability("dropout, sum"),
         rank=1,  # before the rules for a sum with the norm after it: each of the two is then one pass
+        sets=DEFAULT,
     )
 )
 BIAS_DROPOUT = register_rule(
@@ -163,5 +164,6 @@ BIAS_DROPOUT = register_rule(
         extra_check=_extra_check,
         no_gain=_no_gain,
         profitability=_profitability("dropout"),
+        sets=DEFAULT,
     )
 )

@@ -31,7 +31,7 @@ from schedule.rules.loss_patterns import (
     rows_of,
 )
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.rule import DEFAULT, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
 
 FAMILY = "loss"
@@ -135,5 +135,6 @@ CROSS_ENTROPY = register_rule(
         summary="fused.cross_entropy(logits, targets)",
         extra_check=_extra_check,
         profitability=_profitability,
+        sets=DEFAULT,
     )
 )

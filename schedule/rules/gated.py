@@ -40,7 +40,7 @@ from schedule.rules.activations import (
 )
 from schedule.rules.casts import Dtypes, Value, floating
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Proof, Rule
+from schedule.rules.rule import DEFAULT, Proof, Rule
 from schedule.rules.sizes import is_width_fixed
 from schedule.rules.thresholds import small
 
@@ -212,6 +212,7 @@ def _rule(
             no_gain=_no_gain,
             profitability=_profitability,
             rank=1,  # before the rules for a bias and its activation, which would leave the product alone
+            sets=DEFAULT,
         )
     )
 

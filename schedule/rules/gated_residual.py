@@ -23,7 +23,7 @@ from schedule.capture.recording.specs import TensorSpec
 from schedule.patterns import GraphMatch
 from schedule.rules.casts import Value, floating
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
 
 FAMILY = "gated_residual"
@@ -116,5 +116,6 @@ GATED_RESIDUAL = register_rule(
         extra_check=_extra_check,
         profitability=lambda graph_match: small(FAMILY, spec_of(graph_match.inputs["residual"])),
         rank=-1,  # after the rules for a sum with the norm after it: in training they move no more bytes
+        sets=DEFAULT,
     )
 )

@@ -23,7 +23,7 @@ from schedule.patterns import GraphMatch, scalar, tensor
 from schedule.rules.activations import gelu_tanh, swish
 from schedule.rules.casts import Value, floating
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
 
 FAMILY = "group_norm"
@@ -167,6 +167,7 @@ def _rule(
             summary="fused.group_norm(x, groups, weight, bias, eps, …)",
             extra_check=_extra_check,
             profitability=_profitability,
+            sets=DEFAULT,
         )
     )
 

@@ -28,7 +28,7 @@ from schedule.rules.casts import Dtypes, Value, cast, with_dtype
 from schedule.rules.norms import row, wide
 from schedule.rules.recomputation_cost import costly_again
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Build, Proof, Rule, spec_of
+from schedule.rules.rule import DEFAULT, Build, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
 
 FAMILY = "layer_norm"
@@ -201,6 +201,7 @@ LAYER_NORM = register_rule(
         summary="fused.layer_norm(x, weight, bias, eps)",
         extra_check=norms.extra_check,
         profitability=_profitability,
+        sets=DEFAULT,
     )
 )
 CALLED_LAYER_NORM = register_rule(

@@ -1,7 +1,7 @@
 """Several Linears of one input as one product.
 
 The parameters are not changed: every call concatenates their current values, and only the parameters themselves and the
-input are saved for the backward pass. So parameters may be moved, replaced or sharded at any time, and an in-place
+input are kept for the backward pass. So parameters may be moved, replaced or sharded at any time, and an in-place
 change between forward and backward raises as it does in ``F.linear``. The concatenation is not cached: a write through
 ``.data`` does not bump the version counter, so a stale cache could not be detected.
 """

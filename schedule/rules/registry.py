@@ -13,12 +13,14 @@ RULES: dict[str, Rule] = {}
 
 
 @overload
-def register_rule(rule: Rule) -> Rule: ...
+def register_rule(rule: Rule, *, replace: bool = False) -> Rule: ...
 @overload
-def register_rule(*, name: str, family: str, patterns: Iterable[Any], **rest: Any) -> Callable[[Build], Rule]: ...
+def register_rule(
+    *, name: str, family: str, patterns: Iterable[Any], replace: bool = False, **rest: Any
+) -> Callable[[Build], Rule]: ...
 
 
-def register_rule(rule: Rule | None = None, **settings: Any) -> Any:
+def register_rule(rule: Rule | None = None, *, replace: bool = False, **settings: Any) -> Any:
     """Register a rule, by a call or as the decorator of its ``build``.
 
     Both forms::
@@ -29,18 +31,27 @@ def register_rule(rule: Rule | None = None, **settings: Any) -> Any:
         def build_square(graph, inputs, scalars):
             return graph.call_function(torch.square, (inputs["x"],))
 
+    It is applied where it is asked for: ``optimize(model, batch, rules=["default", "square"])``; with
+    ``sets=("default",)`` it joins a set.
+
+    Args:
+        rule: the rule; None to decorate its ``build``.
+        replace: take the place of a rule of this name, as when a cell of a notebook runs again.
+        settings: of :class:`Rule`, without ``build``.
+
     Raises:
         MatchError: there is a rule of this name already.
     """
     if rule is None:
 
         def decorate(build: Build) -> Rule:
-            return register_rule(Rule(build=build, **{**settings, "patterns": tuple(settings["patterns"])}))
+            made = Rule(build=build, **{**settings, "patterns": tuple(settings["patterns"])})
+            return register_rule(made, replace=replace)
 
         return decorate
-    if rule.name in RULES:
+    if rule.name in RULES and not replace:
         raise MatchError(
-            f"there is a rule {rule.name!r} already", fix="choose another name, or unregister_rule() the old one"
+            f"there is a rule {rule.name!r} already", fix="choose another name, or register_rule(…, replace=True)"
         )
     RULES[rule.name] = rule
     return rule

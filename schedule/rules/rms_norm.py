@@ -26,7 +26,7 @@ from schedule.rules import norms
 from schedule.rules.casts import Dtypes, Value, cast, must_cast, with_dtype
 from schedule.rules.norms import Norm, row, wide
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.rule import DEFAULT, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
 
 FAMILY = "rms_norm"
@@ -148,6 +148,7 @@ def _rule(casting: str, forms: tuple[Norm, ...], refused: tuple[Norm, ...]) -> R
             summary=f"fused.rms_norm(x, weight, eps, casting={casting!r})",
             extra_check=norms.extra_check,
             profitability=_profitability,
+            sets=DEFAULT,
         )
     )
 
@@ -183,6 +184,7 @@ def _rule_after_sum(casting: str, forms: tuple[Norm, ...]) -> Rule:
             extra_check=norms.extra_check_of_sum(lambda dtypes: _dtypes(dtypes, casting)),
             no_gain=norms.sum_without_gain,
             profitability=_profitability,
+            sets=DEFAULT,
         )
     )
 

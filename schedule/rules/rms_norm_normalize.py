@@ -24,7 +24,7 @@ from schedule.rules import norms
 from schedule.rules.casts import Value, floating
 from schedule.rules.norms import row
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
 
 FAMILY = "rms_norm"
@@ -120,5 +120,6 @@ RMS_NORM_NORMALIZE = register_rule(
         summary="fused.rms_norm(x, weight, eps² / features)",
         extra_check=_extra_check,
         profitability=lambda graph_match: small("rms_norm", spec_of(graph_match.inputs["x"])),
+        sets=DEFAULT,
     )
 )

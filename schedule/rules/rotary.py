@@ -30,7 +30,7 @@ from schedule.patterns import GraphMatch, any_of, scalar
 from schedule.rules import rotary_forms as forms
 from schedule.rules.casts import Dtypes, Value, cast, cast_node, floating
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.rule import DEFAULT, Proof, Rule, spec_of
 from schedule.rules.sizes import is_half, operation, reads_any
 from schedule.rules.thresholds import small
 
@@ -261,6 +261,7 @@ def _rule(turn: Turn, name: str, interleaved: bool, proof: Proof) -> Rule:
             summary=f"fused.rotary_embedding(q, k, cos, sin{', interleaved=True' if interleaved else ''})",
             extra_check=functools.partial(_extra_check, interleaved),
             profitability=_profitability,
+            sets=DEFAULT,
         )
     )
 

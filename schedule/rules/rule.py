@@ -14,7 +14,6 @@ from schedule.patterns import GraphMatch, NormalGraph, OpNode, Pattern, compile_
 from schedule.patterns.values import operands
 from schedule.util.errors import MatchError
 from schedule.util.internal_errors import written_for_users
-from schedule.util.moved import renamed_fields
 
 Build = Callable[[fx.Graph, dict[str, Any], dict[str, Any]], Any]
 """``build(graph, inputs, scalars)`` inserts the replacement and returns its node."""
@@ -35,6 +34,9 @@ SETS = ("default", "memory", "attention", "inference")
 """Names of sets of rules: all that are profitable on some device; those that save bytes between forward and backward,
 some at the cost of time; those that replace eager attention with torch's own; those that fold layers in evaluation.
 All but the first are requested by name."""
+
+DEFAULT = ("default", "memory")
+"""The sets of most built-in rules."""
 
 
 def no_reason(graph_match: GraphMatch) -> str:
@@ -77,7 +79,6 @@ class Proof:
             written_for_users(form)
 
 
-@renamed_fields(objection="extra_check", futile="no_gain", thrift="profitability", idle="no_gain_here")
 @dataclass(frozen=True, eq=False)
 class Rule:
     """Rewrite rule as data.
@@ -99,7 +100,7 @@ class Rule:
         discards: the outputs of a match, by number, that the replacement does not compute.
         bystanders: ``(pattern, reason)`` for code left alone on purpose; a reason may be a function of the match.
         rank: of overlapping matches the one of higher rank is taken, if profitable; among equals, the larger one.
-        sets: its sets of :data:`SETS`; a rule in none is requested by name, and not in ``"all"``.
+        sets: its sets of :data:`SETS`; a rule in none, as by default, is requested by name, and not in ``"all"``.
         no_gain_here: the reason if it gains nothing on this machine, so that sets leave it out, else "".
         needs: for each pattern, the operations that every match of it has; ``bystander_needs`` likewise.
     """
@@ -119,7 +120,7 @@ class Rule:
     discards: tuple[int, ...] = ()
     bystanders: tuple[tuple[Any, str | Judge], ...] = ()
     rank: int = 0
-    sets: tuple[str, ...] = ("default", "memory")
+    sets: tuple[str, ...] = ()
     no_gain_here: Callable[[], str] = _everywhere
     needs: tuple[frozenset[str], ...] = field(init=False, repr=False)
     _telling_bystanders: tuple[frozenset[str], ...] = field(init=False, repr=False)

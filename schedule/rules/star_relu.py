@@ -21,7 +21,7 @@ from schedule.patterns import GraphMatch, tensor
 from schedule.rules.activations import relu_squared
 from schedule.rules.casts import FLOATS, Value, floating
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
 from schedule.rules.thresholds import small
 
 FAMILY = "star_relu"
@@ -91,5 +91,6 @@ STAR_RELU = register_rule(
         summary="fused.star_relu(x, scale, bias)",
         extra_check=_extra_check,
         profitability=lambda graph_match: small("formula", spec_of(graph_match.inputs["x"])),
+        sets=DEFAULT,
     )
 )

@@ -47,7 +47,7 @@ The second table was measured on a busy machine: its small sizes are unreliable 
 Merged projections (``qkv_merge``, three; elements of the input) gain little over three products of the same library,
 since the weights are copied at every call: with 256 features 1.17 by torch's BLAS and 1.02 by oneDNN at 2^14, 1.07 and
 1.04 at 2^18, 0.98 and 0.93 at 2^19, 0.95 and 0.95 at 2^20; with 768 features 1.06 at 2^18 and 1.00 to 1.02 from 2^20
-on; 2.7 for a single token without gradients. The same tensors are saved for the backward pass. So the rule is in no
+on; 2.7 for a single token without gradients. The same tensors are kept for the backward pass. So the rule is in no
 set.
 
 Products by oneDNN (``linear``; an AMD EPYC, a layer of 256 → 256 features, its three products, by multiplications):
@@ -55,7 +55,7 @@ Products by oneDNN (``linear``; an AMD EPYC, a layer of 256 → 256 features, it
 applies it to every call too.
 
 "formula" is an activation written out; "single" is one call such as ``F.gelu`` after a Linear that adds the bias in its
-product: eager is hard to beat there, and no less memory is saved for backward. Dropout is worth a tenth of the time,
+product: eager is hard to beat there, and no less memory is kept for backward. Dropout is worth a tenth of the time,
 since it frees half of the memory. A layer norm that is one call already gains nothing from the sum, and a projection
 gains nothing from moving its bias to the dropout: on the CPU they are left alone below the largest sizes. Devices other
 than the CPU were not measured (``python -m benchmarks.gpu --part B`` does it): where a rewrite takes out kernels, that

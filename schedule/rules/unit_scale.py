@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from schedule.patterns import GraphMatch, scalar
 from schedule.rules.casts import Value, floating
 from schedule.rules.registry import register_rule
-from schedule.rules.rule import Form, Proof, Rule
+from schedule.rules.rule import DEFAULT, Form, Proof, Rule
 
 FAMILY = "unit_scale"
 
@@ -89,5 +89,6 @@ UNIT_SCALE = register_rule(
         ),
         summary="x + h",
         rank=-2,  # after the rules for a sum with what is behind it
+        sets=DEFAULT,
     )
 )

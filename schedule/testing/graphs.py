@@ -17,6 +17,7 @@ from schedule.capture.tracing.expansion import expand
 from schedule.patterns.canonical import Line, canonical_lines
 from schedule.patterns.equality import graphs_equal
 from schedule.testing.difference import side_by_side
+from schedule.util.arguments import keywords_checked
 from schedule.util.errors import NotApplicable
 from schedule.util.files import write
 
@@ -46,7 +47,8 @@ Graph = Traced | fx.Graph | fx.GraphModule | ExportedProgram
 """What the assertions take for a graph."""
 
 
-def graph_of(model: nn.Module, example_inputs: Any, path: str = "", *, training: bool = True) -> Traced:
+@keywords_checked(example_inputs="batch")
+def graph_of(model: nn.Module, batch: Any, path: str = "", *, training: bool = True) -> Traced:
     """Trace the forward of a module, and return its graph.
 
     Modules without submodules, such as a ``Linear`` or an activation, are inlined; others are calls in the graph. The
@@ -54,7 +56,7 @@ def graph_of(model: nn.Module, example_inputs: Any, path: str = "", *, training:
 
     Args:
         model: the model.
-        example_inputs: what the model is called with: a mapping, a tuple or a tensor.
+        batch: what the model is called with: a mapping, a tuple or a tensor.
         path: path of the module in the model, such as ``"model.layers.0.mlp"``; "" for the model itself.
         training: whether the graph is that of training mode.
 
@@ -63,7 +65,7 @@ def graph_of(model: nn.Module, example_inputs: Any, path: str = "", *, training:
         TraceError: its forward cannot be traced; the message has the line and the reason.
         NotApplicable: it is not called, or not traced in this mode.
     """
-    sch = create_schedule(model, example_inputs)
+    sch = create_schedule(model, batch)
     module = sch.select(path)[0] if path else sch
     made = next((each for each in module.specializations if each.training is training), None)
     if made is None:

@@ -122,7 +122,7 @@ class TrainingStep:
         Raises:
             NotApplicable: the batch has fewer rows, or the model is on the meta device.
         """
-        model, batch = sch.module, sch.tree.graphs.example_inputs
+        model, batch = sch.module, sch.tree.graphs.batch
         if any(parameter.is_meta for parameter in model.parameters()):
             raise NotApplicable("a model on the meta device does not run", fix="give tune() a cost of your own")
         parts = split(batch, micro_batch)

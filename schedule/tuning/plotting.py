@@ -36,7 +36,7 @@ def plot(
         marks: label → knobs of a trial to mark.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise NotApplicable("a picture needs matplotlib, which is not installed", fix="pip install 'fxschedule[tune]'")
+        raise NotApplicable("a picture needs matplotlib, which is not installed", fix="pip install matplotlib")
     from matplotlib.figure import Figure
 
     placed = [trial for trial in trials if trial.time is not None and trial.memory is not None]

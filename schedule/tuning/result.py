@@ -18,6 +18,7 @@ from schedule.recipes.recipe import Recipe
 from schedule.tuning.plotting import plot
 from schedule.tuning.space import Knobs
 from schedule.tuning.trial import STATUSES, Status, Trial, pareto
+from schedule.util.arguments import keywords_checked
 from schedule.util.errors import NotApplicable, RecipeError
 from schedule.util.printing import printed
 from schedule.util.templating import rendered
@@ -121,14 +122,15 @@ class Tuning:
             )
         return best.recipe
 
-    def apply(self, model: nn.Module | Node, example_inputs: Any = None) -> Any:
+    @keywords_checked(example_inputs="batch")
+    def apply(self, model: nn.Module | Node, batch: Any = None) -> Any:
         """Schedule ``model`` by the plan with the best knobs.
 
         Knobs of the training step (``micro_batch``) are left to the caller.
 
         Args:
             model: the tuned model, another one of the same architecture, or a schedule of it.
-            example_inputs: of a model, as for :func:`schedule.create_schedule`.
+            batch: of a model, as for :func:`schedule.create_schedule`.
 
         Raises:
             NotApplicable: as for :attr:`best`.
@@ -137,7 +139,7 @@ class Tuning:
         best = self.best
         if self.plan is None or self.create is None:
             raise NotApplicable("this result has no plan", fix="schedule.replay(model, tuning.recipe)")
-        sch = model.root if isinstance(model, Node) else self.create(model, example_inputs)
+        sch = model.root if isinstance(model, Node) else self.create(model, batch)
         self.plan(sch, best.knobs)
         return sch
 

@@ -24,7 +24,8 @@ from schedule.tuning.space import Knobs, Space, text_of
 from schedule.tuning.trial import Status, Trial, labeled
 from schedule.util.errors import NotApplicable, RecipeError, ScheduleError
 from schedule.util.named_values import shapes_of
-from schedule.util.wording import size_text
+from schedule.util.printing import alone
+from schedule.util.wording import Bytes, bytes_of, size_text
 from schedule.verify.bisection import undone
 
 if TYPE_CHECKING:
@@ -49,16 +50,17 @@ FAILURES = (
 
 def refuse_without_optuna() -> None:
     if importlib.util.find_spec("optuna") is None:
-        raise NotApplicable("tuning needs optuna, which is not installed", fix="pip install 'fxschedule[tune]'")
+        raise NotApplicable("tuning needs optuna, which is not installed", fix="pip install optuna")
 
 
-def checked_bound(memory: int | None, trials: int) -> int | None:
-    for what, value in (("memory", 1 if memory is None else memory), ("trials", trials)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise NotApplicable(
-                f"{what} is a whole number from 1, not {value!r}", asked="tune", fix=f"tune(…, {what}=20), say"
-            )
-    return memory
+def checked_bound(memory: Bytes | None, trials: int) -> int | None:
+    """Return the number of bytes that ``memory`` means, after a check of both arguments."""
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise NotApplicable(f"trials is a whole number from 1, not {trials!r}", asked="tune", fix="trials=20, say")
+    bound = None if memory is None else bytes_of(memory)
+    if memory is not None and (bound is None or bound < 1):
+        raise NotApplicable(f"memory is a number of bytes, not {memory!r}", asked="tune", fix='memory="24GB", say')
+    return bound
 
 
 class Tuner:
@@ -87,7 +89,7 @@ class Tuner:
         from schedule.tuning.study import Study
 
         about = {"space": self.space.describe(), "bound": self.bound, "cost": _named(self.cost)}
-        about["batch"] = shapes_of(self.sch.tree.graphs.example_inputs)
+        about["batch"] = shapes_of(self.sch.tree.graphs.batch)
         about["parameters"] = sum(parameter.numel() for parameter in self.sch.tree.root.parameters())
         return Study(self.space, storage, name or self.title, about, seed, sampler)
 
@@ -185,6 +187,7 @@ class _Bar:
 
     def __init__(self, trials: int) -> None:
         console = Console(stderr=True)
+        self.alone = alone()
         columns = (
             TextColumn("tuning"),
             BarColumn(),
@@ -196,11 +199,13 @@ class _Bar:
         self.task = self.bar.add_task("", total=trials)
 
     def __enter__(self) -> _Bar:
+        self.alone.__enter__()
         self.bar.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.bar.stop()
+        self.alone.__exit__(None, None, None)
 
     def show(self, result: Tuning) -> None:
         measured = result.select("measured")

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
-from torch import fx
-
-from schedule.util.graph_text import graph_lines
 
 if TYPE_CHECKING:
     from rich.text import Text
+    from torch import fx
 
 CONTEXT = 2
 """How many nodes an excerpt shows before and after the one it is about."""
@@ -47,6 +45,8 @@ class Excerpt:
     @staticmethod
     def of(node: fx.Node) -> Excerpt:
         """Return the excerpt around ``node``."""
+        from schedule.util.graph_text import graph_lines  # imports torch, which the command line has no need of yet
+
         nodes = [node]
         for _ in range(CONTEXT):
             nodes = [*_neighbor(nodes[0].prev), *nodes, *_neighbor(nodes[-1].next)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from fused.whole_files import write_whole
 from schedule.util.errors import NotApplicable
 
 
@@ -35,5 +34,7 @@ def write(path: Path, text: str) -> None:
     Raises:
         NotApplicable: ``path`` cannot be written.
     """
+    from fused.whole_files import write_whole  # imports torch
+
     refuse_unwritable(path, "file")
     write_whole(path, text)

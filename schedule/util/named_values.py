@@ -121,3 +121,19 @@ def call(model: nn.Module, batch: Any) -> Any:
 def shapes_of(batch: Any) -> str:
     """Return the shapes of a batch on one line, such as ``input_ids [2, 16], attention_mask [2, 16]``."""
     return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named_tensors(batch).items())
+
+
+def batch_text(batch: Any) -> str:
+    """Return the dtypes and shapes of a batch on one line, such as ``input_ids int64 [2, 16], use_cache False``."""
+    if isinstance(batch, torch.Tensor):
+        return f"{dtype_text(batch)} {list(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return ", ".join(f"{name} {batch_text(value)}" for name, value in batch.items())
+    if isinstance(batch, (tuple, list)):
+        return ", ".join(map(batch_text, batch))
+    return repr(batch) if isinstance(batch, (bool, int, float, str, type(None))) else type(batch).__name__
+
+
+def dtype_text(tensor: torch.Tensor) -> str:
+    """Return the name of the dtype of ``tensor``, such as ``float32``."""
+    return str(tensor.dtype).removeprefix("torch.")

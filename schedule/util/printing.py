@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from rich.console import Console
@@ -21,18 +23,42 @@ def printed(renderable: Any, width: int = 110) -> str:
     return buffer.getvalue()
 
 
+def terminal_width() -> int:
+    """Return the columns of the terminal that is printed to; 120 if it is none, and never less than 60."""
+    return max(60, shutil.get_terminal_size((120, 24)).columns)
+
+
+_INSIDE = ContextVar("_INSIDE", default=False)
+"""Whether a progress bar is shown, so that those of its parts are not."""
+
+
 @contextmanager
-def in_progress(steps: int, what: str) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on the error stream while the block runs, in a terminal only.
+def alone() -> Iterator[bool]:
+    """Hide the progress bars of the block, and yield whether it is in no such block itself."""
+    inside = _INSIDE.get()
+    token = _INSIDE.set(True)
+    try:
+        yield not inside
+    finally:
+        _INSIDE.reset(token)
+
+
+@contextmanager
+def in_progress(steps: int | None, what: str, progress: bool = True) -> Iterator[Callable[[], None]]:
+    """Show a progress bar with the time left on the error stream while the block runs, in a terminal only.
 
     Args:
-        steps: number of steps.
+        steps: number of steps; None if it is not known.
         what: description.
+        progress: False for none.
 
     Yields:
         A function to call after each step.
     """
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with (
+        alone() as first,
+        Progress(console=console, transient=True, disable=not (progress and first and console.is_terminal)) as bar,
+    ):
         task = bar.add_task(what, total=steps)
         yield lambda: bar.advance(task)

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+Bytes = int | float | str
+"""A number of bytes, or a text such as ``"24GB"``."""
+
 
 def counted(count: int, what: str, several: str = "") -> str:
     """Return a count with its noun, such as ``1 place`` or ``2 places``.
@@ -21,6 +29,17 @@ def size_text(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1000
     return f"{count:.4g} GB"
+
+
+def bytes_of(size: object) -> int | None:
+    """Return a number of bytes from a number or a text such as ``"24GB"`` or ``"1.5 GiB"``; None for anything else."""
+    if isinstance(size, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)\s*", size.lower())
+        unit = _UNITS.get(found[2]) if found else None
+        return round(float(found[1]) * unit) if found and unit else None
+    if isinstance(size, bool) or not isinstance(size, (int, float)) or size != int(size):
+        return None
+    return int(size)
 
 
 def seconds_text(seconds: float) -> str:

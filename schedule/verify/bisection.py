@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
-from torch import nn
-
+from schedule.core.node import Node
 from schedule.verify.equivalence import deviations_from
 from schedule.verify.observe import Case, Observation
 from schedule.verify.tolerances import Tolerance
 
 
-class Step(Protocol):
-    """One applied primitive."""
-
-    @property
-    def description(self) -> str:
-        """Action and module, such as ``fuse(bias_gelu) on transformer.h.0.mlp``."""
-
-
-class Undoable(Protocol):
-    """Interface of a schedule for verification."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The root module."""
-
-    @property
-    def history(self) -> Sequence[Step]:
-        """Applied steps, oldest first, without undone ones."""
-
-    def undo(self) -> object:
-        """Revert the last step, bit-exactly."""
-
-    def redo(self) -> object:
-        """Reapply the last undone step."""
-
-
 @contextmanager
-def undone(sch: Undoable, down_to: int = 0) -> Iterator[None]:
+def undone(sch: Node, down_to: int = 0) -> Iterator[None]:
     """Undo all steps except the first ``down_to``, and redo them on exit, also after an error."""
     count = len(sch.history)
     try:
@@ -53,7 +25,7 @@ def undone(sch: Undoable, down_to: int = 0) -> Iterator[None]:
 
 
 def first_failing_step(
-    sch: Undoable,
+    sch: Node,
     case: Case,
     reference: Observation,
     tolerance: Tolerance,

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from torch import nn
 
 from schedule.capture.examples.shapes import other_shapes
+from schedule.util.arguments import keywords_checked
 from schedule.util.errors import ScheduleError, VerificationError
 from schedule.util.indices import indices_checked
 from schedule.util.internal_errors import InternalError, contained
@@ -23,6 +24,7 @@ from schedule.verify.report import CaseResult, Deviation, EquivalenceReport, mis
 from schedule.verify.tolerances import Tolerance, tolerance_for
 
 
+@keywords_checked()
 def equivalent(
     a: nn.Module,
     b: nn.Module,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from schedule.util.wording import counted
+
 
 @dataclass(frozen=True)
 class Deviation:
@@ -118,9 +120,21 @@ class EquivalenceReport:
     def __bool__(self) -> bool:
         return self.equal
 
+    @property
+    def sentence(self) -> str:
+        """What was compared, and the result, as one sentence."""
+        if not self.cases:
+            return "Nothing was compared: no primitive was applied."
+        if self.failed is not None:
+            return f"The results differ: {self.failed}"
+        shapes = len({case.shapes for case in self.cases})
+        only = "" if any(case.mode == "train" for case in self.cases) else " in eval mode only"
+        where = f"{counted(len(self.cases), 'case')} at {counted(shapes, 'shape')}{only}"
+        return f"The results are equal in {where}; largest relative deviation {self.max_deviation:.2g}."
+
     def __str__(self) -> str:
-        lines = [str(case) for case in self.cases] or ["nothing compared: no primitive was applied"]
-        return "\n".join(lines + [f"skipped {reason}" for reason in self.skipped])
+        cases = [f"  {case}" for case in self.cases]
+        return "\n".join([self.sentence, *cases, *(f"  skipped {reason}" for reason in self.skipped)])
 
 
 def missing(kind: str, name: str, note: str) -> Deviation:

@@ -8,13 +8,18 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from schedule.core.node import Node, scheduled_root
 from schedule.distributed.communication.verdicts import limited, verdicts_of
 from schedule.distributed.tensor_parallel.modules import is_sharded, ranks_sharing_evenly
 from schedule.primitives.fork_rng import draws_apart
 from schedule.runtime.scheduled import without_new_graphs
+from schedule.util.arguments import keywords_checked
 from schedule.util.errors import ScheduleError, VerificationError
+from schedule.util.printing import in_progress
 from schedule.util.user_code import UserCodeError, raised_by, user_code
-from schedule.verify.bisection import Undoable, first_failing_step, undone
+from schedule.verify.bisection import first_failing_step, undone
 from schedule.verify.compare import SECOND
 from schedule.verify.equivalence import cases, check_case, empty_report, refuse_meta
 from schedule.verify.observe import Case, Observation, OptimizerFactory
@@ -37,7 +42,7 @@ class Verification:
 
     def __init__(
         self,
-        sch: Undoable,
+        sch: Node,
         batch: Any,
         steps: int = 5,
         tolerance: Tolerance | None = None,
@@ -45,8 +50,9 @@ class Verification:
         limit: float = 300.0,
         training: bool = True,
         create_graph: bool | None = None,
+        progress: bool = True,
     ) -> None:
-        self._limit, self._training, self._create_graph = limit, training, create_graph
+        self._limit, self._training, self._create_graph, self._progress = limit, training, create_graph, progress
         self._sch, self._batch, self._steps = sch, batch, steps
         self._tolerance, self._optimizer = tolerance, optimizer
         self.report = empty_report(training)
@@ -58,14 +64,16 @@ class Verification:
         if not len(sch.history):
             return self.report
         refuse_meta(self._batch, sch.module)
-        with without_new_graphs(sch.module):
-            return self._check()
+        try:
+            with without_new_graphs(sch.module):
+                return self._check()
+        finally:
+            sch.tree.verified = (sch.history, self.report)
 
     def _check(self) -> EquivalenceReport:
         sch = self._sch
-        mesh = getattr(sch, "mesh", None)
-        if mesh is not None:
-            return self._check_ranks(mesh)
+        if sch.mesh is not None:
+            return self._check_ranks(sch.mesh)
         tolerance = self._tolerance or tolerance_for(sch.module)
         for index, case in enumerate(self._cases()):
             result, reference = self._case(case, tolerance, required=index == 0, alone=True)
@@ -75,8 +83,12 @@ class Verification:
 
     def _cases(self) -> Iterator[Case]:
         multiple = ranks_sharing_evenly(self._sch.module)
-        twice = self._create_graph if getattr(self._sch, "mesh", None) is None else False
-        return cases(self._batch, self._steps, self._optimizer, self._training, twice, multiple)
+        twice = self._create_graph if self._sch.mesh is None else False
+        chosen = list(cases(self._batch, self._steps, self._optimizer, self._training, twice, multiple))
+        with in_progress(len(chosen), "verifying", self._progress) as advance:
+            for case in chosen:
+                yield case
+                advance()
 
     def _case(
         self, case: Case, tolerance: Tolerance, *, required: bool, alone: bool
@@ -152,8 +164,9 @@ class Verification:
             self.check()
 
 
+@keywords_checked()
 def verify(
-    sch: Undoable,
+    sch: Node | nn.Module,
     batch: Any,
     steps: int = 5,
     *,
@@ -162,6 +175,7 @@ def verify(
     limit: float = 300.0,
     training: bool = True,
     create_graph: bool | None = None,
+    progress: bool = True,
 ) -> Verification:
     """Check the scheduled model against the original, in the sense of :func:`equivalent`.
 
@@ -179,7 +193,7 @@ def verify(
     without dropout, all modules but those with running statistics in eval mode, and the report says so.
 
     Args:
-        sch: the schedule.
+        sch: the schedule, or the model that one schedule has changed.
         batch: what the model is called with.
         steps: optimizer steps for the comparison of updates.
         tolerance: in place of the row for the model's dtype in :data:`TOLERANCES`.
@@ -189,19 +203,23 @@ def verify(
             that cannot be trained; the report lists what is left out.
         create_graph: whether to differentiate the norm of the gradient too, in train mode on ``batch``, as with
             ``create_graph=True``; by default with ``steps=1``, and never on a mesh, where gradients are sharded.
+        progress: show a progress bar in a terminal.
 
     Raises:
         VerificationError: they differ. Names the primitive that broke the model, the worst tensor, mode and shapes;
             on a mesh also the ranks that differ, on every rank.
+        NotApplicable: a model was given of which no schedule with steps is at hand, or more than one.
     """
-    verification = Verification(sch, batch, steps, tolerance, optimizer, limit, training, create_graph)
+    if not isinstance(sch, (Node, nn.Module)):
+        fix = "verify(sch, batch), or verify(model, batch)"
+        raise ScheduleError(f"a schedule or a model is verified, not a {type(sch).__name__}", fix=fix)
+    sch = scheduled_root(sch) if isinstance(sch, nn.Module) else sch
+    verification = Verification(sch, batch, steps, tolerance, optimizer, limit, training, create_graph, progress)
     verification.check()
     return verification
 
 
-def _bisected(
-    sch: Undoable, case: Case, reference: Observation | None, tolerance: Tolerance, verdicts: Verdicts
-) -> str:
+def _bisected(sch: Node, case: Case, reference: Observation | None, tolerance: Tolerance, verdicts: Verdicts) -> str:
     """Describe the first failing step on the ranks, or return "" if one raised and cannot continue."""
     steps = [step.description for step in sch.history]
     different = verdicts.differing(steps if reference is not None else ())
@@ -214,7 +232,7 @@ def _bisected(
 
 
 def _error(
-    sch: Undoable, case: Case, result: CaseResult, reference: Observation, tolerance: Tolerance
+    sch: Node, case: Case, result: CaseResult, reference: Observation, tolerance: Tolerance
 ) -> VerificationError:
     where = f"{case.mode} mode, {case.weights} weights, {case.shapes}"
     others = "".join(f"\nalso {d}" for d in result.deviations[1:4] if not d.acceptable)

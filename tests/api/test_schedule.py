@@ -22,7 +22,7 @@ from tests.small import Mlp, bias_gelu, ids, small
 
 @pytest.fixture
 def sch() -> Schedule:
-    return schedule.create_schedule(small(), example_inputs=ids())
+    return schedule.create_schedule(small(), batch=ids())
 
 
 def test_nothing_happens_to_the_model() -> None:
@@ -135,7 +135,7 @@ class Session(nn.Module):
 
 def test_no_example_inputs() -> None:
     sch = schedule.create_schedule(Session())
-    asked = r"what is Session called with(?s:.*)example_inputs: dict\(ids=…, session=…\)"
+    asked = r"what is Session called with(?s:.*)batch=dict\(ids=…, session=…\)"
     with pytest.raises(schedule.NotApplicable, match=asked):
         sch["mlp"].find(bias_gelu)
     assert sch["mlp"].annotate("fc1.weight", "decay", 0.0)  # what does not trace needs none
@@ -208,7 +208,7 @@ def test_a_group_does_all_or_nothing(sch: Schedule) -> None:
 
 def test_scheduled_models_can_be_wrapped_again(sch: Schedule) -> None:
     sch["blocks.0.mlp"].fuse(sch["blocks.0.mlp"].find(bias_gelu, expect=1))
-    again = schedule.create_schedule(sch.module, example_inputs=ids())
+    again = schedule.create_schedule(sch.module, batch=ids())
     assert again["blocks.0.mlp"].find(bias_gelu) == []
     again["blocks.1.mlp"].fuse(again["blocks.1.mlp"].find(bias_gelu, expect=1))
     again.undo()
@@ -246,7 +246,7 @@ def test_user_primitives_are_methods() -> None:
         return len(matches)
 
     try:
-        sch = schedule.create_schedule(small(), example_inputs=ids())
+        sch = schedule.create_schedule(small(), batch=ids())
         assert sch["blocks.*.mlp"].gelu_fused() == [1, 1]
         assert [step.description for step in sch.history] == ["gelu_fused() on blocks.*.mlp (2 modules)"]
         assert "gelu_fused" in dir(sch)
@@ -278,7 +278,7 @@ def test_a_primitive_may_go_on_after_one_that_failed() -> None:
             )
 
     try:
-        sch = schedule.create_schedule(small(), example_inputs=ids())
+        sch = schedule.create_schedule(small(), batch=ids())
         sch.try_both()
         assert isinstance(sch.module.blocks[0].attn.dropout, nn.Dropout)
         assert sch.history[-1].touched == {"": 1}
@@ -302,7 +302,7 @@ def test_primitives_are_documented_methods() -> None:
 
 def test_albert_one_layer_called_many_times() -> None:
     model = zoo.build("albert")
-    sch = schedule.create_schedule(model, example_inputs=zoo.batch("albert"))
+    sch = schedule.create_schedule(model, batch=zoo.batch("albert"))
     layers = sch["**.albert_layers.*"]
     assert len(layers) == 1
     rules = [rule.name for rule in schedule.list_rules() if layers.find(rule)]

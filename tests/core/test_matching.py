@@ -18,7 +18,7 @@ from tests.small import bias_gelu, ids, small
 
 @pytest.fixture
 def sch() -> Schedule:
-    return schedule.create_schedule(small(), example_inputs=ids())
+    return schedule.create_schedule(small(), batch=ids())
 
 
 class BiasGelu(nn.Module):
@@ -101,7 +101,7 @@ def test_several_signatures_are_one_place() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(self.inner(x), torch.zeros(x.shape[1], x.shape[1]))
 
-    sch = schedule.create_schedule(Twice(), example_inputs=(torch.randn(2, 5, 16),))
+    sch = schedule.create_schedule(Twice(), batch=(torch.randn(2, 5, 16),))
 
     def softmax(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return F.softmax(optional(lambda s: s + mask, name="mask")(scores), dim=-1)
@@ -176,7 +176,7 @@ def test_a_consumed_match_says_by_which_primitive(sch: Schedule) -> None:
 
 def test_a_match_is_refused_elsewhere(sch: Schedule) -> None:
     (match,) = sch["blocks.0.mlp"].find(bias_gelu)
-    other = schedule.create_schedule(small(), example_inputs=ids())
+    other = schedule.create_schedule(small(), batch=ids())
     with pytest.raises(schedule.MatchError, match=r"bias_gelu in blocks.0.mlp is from another model \(a Small\)"):
         other["blocks.0.mlp"].fuse([match])
     with pytest.raises(schedule.MatchError, match=r"is in blocks.0.mlp, not in blocks.1.mlp"):
@@ -210,7 +210,7 @@ def test_gpt2_and_bert() -> None:
         ("bert", "bert.encoder.layer.*.attention.self", lambda s: F.softmax(s, dim=-1)),
         ("bert", "bert.encoder.layer.*.intermediate", lambda x, b: F.gelu(x + b)),
     ]:
-        sch = schedule.create_schedule(zoo.build(name), example_inputs=zoo.batch(name))
+        sch = schedule.create_schedule(zoo.build(name), batch=zoo.batch(name))
         assert len(sch[path].find(pattern, expect=2)) == 2
 
 

@@ -90,7 +90,7 @@ def scheduled(block: nn.Module, mesh: Any, apply: Callable[[Any], None], width: 
     """A schedule of ``block`` with ``apply`` done, and the whole twin."""
     twin = copy.deepcopy(block)
     example = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
-    sch = schedule.create_schedule(block, example_inputs=example, mesh=mesh)
+    sch = schedule.create_schedule(block, batch=example, mesh=mesh)
     apply(sch)
     return sch, twin
 

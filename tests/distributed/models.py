@@ -76,7 +76,7 @@ needs_meta = pytest.mark.skipif(
 
 def schedule_of(model: nn.Module, mesh: Any) -> Any:
     """A schedule of a model on the meta device."""
-    return schedule.create_schedule(model, example_inputs=meta_ids(), mesh=mesh)
+    return schedule.create_schedule(model, batch=meta_ids(), mesh=mesh)
 
 
 def shard_llama(sch: Any) -> None:

@@ -184,7 +184,7 @@ def initialized_in_shards(mesh: Any) -> None:
 def whole_with_its_own_share(mesh: Any) -> None:
     """Packed queries with one key and value: the parameter is whole on every rank, what it computes is not."""
     model, twin = on_meta("falcon"), initialized(on_meta("falcon"))
-    sch = schedule.create_schedule(model, example_inputs=meta_ids(2, 8), mesh=mesh)
+    sch = schedule.create_schedule(model, batch=meta_ids(2, 8), mesh=mesh)
     plan = sch.shard_plan(sequence=True)
     assert any(step.common for step in plan.shards)
     sch.apply_plan(plan)

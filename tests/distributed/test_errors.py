@@ -18,7 +18,7 @@ from tests.distributed.test_undo import fingerprint
 
 
 def scheduled_on(block: nn.Module, mesh: Any, width: int = 16) -> Any:
-    return schedule.create_schedule(block, example_inputs=torch.randn(2, 5, width), mesh=mesh)
+    return schedule.create_schedule(block, batch=torch.randn(2, 5, width), mesh=mesh)
 
 
 def refused(sch: Any, message: str, action: Any) -> str:
@@ -181,7 +181,7 @@ def meshes(mesh: Any) -> None:
     assert sch.mesh is named and sch.module.fc1.weight.device_mesh.mesh_dim_names == ("tp",)
     sch.module(torch.randn(2, 5, 16)).sum().backward()
     alone = dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
-    other = schedule.create_schedule(sch.module, example_inputs=torch.randn(2, 5, 16), mesh=alone)
+    other = schedule.create_schedule(sch.module, batch=torch.randn(2, 5, 16), mesh=alone)
     refused(other, "of 2 ranks, and this schedule's mesh has .* of 1", lambda s: s["fc2"].shard("bias", axis=0))
     fresh = scheduled_on(Mlp(), mesh)
     refused(fresh, "the schedule's mesh is", lambda s: s.shard_plan(named))
@@ -199,14 +199,14 @@ def test_two_ranks(case: Any) -> None:
 
 
 def test_without_a_mesh() -> None:
-    sch = schedule.create_schedule(Mlp(), example_inputs=torch.randn(2, 5, 16))
+    sch = schedule.create_schedule(Mlp(), batch=torch.randn(2, 5, 16))
     with pytest.raises(ShardError, match="no mesh to shard over") as caught:
         sch["fc1"].shard("weight", axis=0)
     assert "init_device_mesh" in str(caught.value)
 
 
 def test_something_else_as_a_mesh() -> None:
-    sch = schedule.create_schedule(Mlp(), example_inputs=torch.randn(2, 5, 16), mesh=object())
+    sch = schedule.create_schedule(Mlp(), batch=torch.randn(2, 5, 16), mesh=object())
     with pytest.raises(ShardError, match="no object"):
         sch["fc1"].shard("weight", axis=0)
 
@@ -215,6 +215,6 @@ def test_without_a_process_group(tmp_path: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
     dist.destroy_process_group()
-    sch = schedule.create_schedule(Mlp(), example_inputs=torch.randn(2, 5, 16), mesh=mesh)
+    sch = schedule.create_schedule(Mlp(), batch=torch.randn(2, 5, 16), mesh=mesh)
     with pytest.raises(ShardError, match="process group is not initialized"):
         sch["fc1"].shard("weight", axis=0)

@@ -55,7 +55,7 @@ def never_comes(mesh: Any) -> None:
 def cut_differently(mesh: Any) -> None:
     """Stages of one rank would wait for tensors that the other does not send."""
     layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
-    sch = schedule.create_schedule(layers, example_inputs=X, mesh=mesh)
+    sch = schedule.create_schedule(layers, batch=X, mesh=mesh)
     sch[str(mesh.get_local_rank())].cut_pipeline_stage()
     error = r"Step 1: rank \d did cut_pipeline_stage after \d, rank \d did cut_pipeline_stage after \d"
     with pytest.raises(ShardError, match=error):

@@ -45,7 +45,7 @@ def alike(tensor: torch.Tensor) -> bool:
 
 def made(mesh: Any) -> schedule.Schedule:
     torch.manual_seed(0)
-    return schedule.create_schedule(Drops(), example_inputs=torch.ones(4, 64), mesh=mesh)
+    return schedule.create_schedule(Drops(), batch=torch.ones(4, 64), mesh=mesh)
 
 
 def inside_only(mesh: Any) -> None:
@@ -120,7 +120,7 @@ def sharded_afterwards(mesh: Any) -> None:
     """A module that is synchronized as a whole keeps what is around it."""
     torch.manual_seed(0)
     block = Gated()
-    sch = schedule.create_schedule(block, example_inputs=torch.ones(2, 3, 16), mesh=mesh)
+    sch = schedule.create_schedule(block, batch=torch.ones(2, 3, 16), mesh=mesh)
     sch.checkpoint()
     sch.fork_rng()
     shard_gated(sch)
@@ -140,7 +140,7 @@ def test_on_two_processes(case: launch.Case) -> None:
 
 
 def test_without_a_mesh() -> None:
-    sch = schedule.create_schedule(Drops(), example_inputs=torch.ones(4, 64))
+    sch = schedule.create_schedule(Drops(), batch=torch.ones(4, 64))
     with pytest.raises(schedule.ShardError, match="no mesh"):
         sch["inside"].fork_rng()
 

@@ -78,7 +78,7 @@ def convolutions(mesh: Any) -> None:
         block, twin = Convolved(dims, groups, hidden), Convolved(dims, groups, hidden)
         twin.load_state_dict(block.state_dict())
         shape = (4, *(6, 5, 3)[:dims])
-        sch = schedule.create_schedule(block, example_inputs=torch.randn(2, *shape), mesh=mesh)
+        sch = schedule.create_schedule(block, batch=torch.randn(2, *shape), mesh=mesh)
         shard_channels(sch)
         assert isinstance(block.first.weight, DTensor) and isinstance(block.norm.running_var, DTensor)
         assert block.norm.num_features == block.first.out_channels == block.second.in_channels < hidden
@@ -105,7 +105,7 @@ def embeddings(mesh: Any) -> None:
     ):
         block, twin = nn.Embedding(9, 6, padding), nn.Embedding(9, 6, padding)
         twin.load_state_dict(block.state_dict())
-        sch = schedule.create_schedule(block, example_inputs=ids, mesh=mesh)
+        sch = schedule.create_schedule(block, batch=ids, mesh=mesh)
         sch.shard("weight", axis=axis)
         sch.sync("fwd_post", op)
         assert (block.num_embeddings, block.embedding_dim) == (9, 3 if axis else 6)
@@ -125,13 +125,13 @@ def embeddings(mesh: Any) -> None:
 def half_of_a_norm(mesh: Any) -> None:
     """A batch norm's parameters and statistics go together; a group stays on one rank."""
     block = Convolved(2, groups=4)
-    sch = schedule.create_schedule(block, example_inputs=torch.randn(2, 4, 6, 5), mesh=mesh)
+    sch = schedule.create_schedule(block, batch=torch.randn(2, 4, 6, 5), mesh=mesh)
     sch["norm"].shard("weight", axis=0)
     with pytest.raises(schedule.ShardError, match="bias, running_mean, running_var whole"):
         block.norm(torch.randn(2, 4, 6, 5))
     refused(sch, "channels of its own", lambda s: s["norm"].sync("fwd_post", "all_reduce"))
     refused(sch, "no sharded forward along axis 1", lambda s: s["middle"].shard("weight", axis=1))
-    three = schedule.create_schedule(nn.Conv1d(6, 6, 1, groups=3), example_inputs=torch.randn(2, 6, 4), mesh=mesh)
+    three = schedule.create_schedule(nn.Conv1d(6, 6, 1, groups=3), batch=torch.randn(2, 6, 4), mesh=mesh)
     refused(three, "3 groups cannot be shared evenly by 2 ranks", lambda s: s.shard("weight", axis=0))
 
 
@@ -161,7 +161,7 @@ def reshardings(mesh: Any) -> None:
         weight = torch.randn(shape, generator=torch.Generator().manual_seed(2))
         for before in kinds:
             for after in kinds:
-                sch = schedule.create_schedule(Middle(), example_inputs=whole, mesh=mesh)
+                sch = schedule.create_schedule(Middle(), batch=whole, mesh=mesh)
                 sch["inside"].sync("fwd_post", f"{before}->{after}")
                 x = part(whole, before, rank).clone().requires_grad_()
                 with CommDebugMode() as seen:
@@ -173,7 +173,7 @@ def reshardings(mesh: Any) -> None:
 
 
 def wrong_reshardings(mesh: Any) -> None:
-    sch = schedule.create_schedule(Middle(), example_inputs=torch.randn(4, 6), mesh=mesh)
+    sch = schedule.create_schedule(Middle(), batch=torch.randn(4, 6), mesh=mesh)
     for notation, why in (
         ("RS->", "not a resharding"),
         ("RX->RR", "not a resharding"),
@@ -193,7 +193,7 @@ def rebuilt(mesh: Any) -> None:
     """A recipe of shards and syncs does the same on another model: through JSON, on real ranks."""
     block = Convolved(2)
     example = torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(0))
-    sch = schedule.create_schedule(block, example_inputs=example, mesh=mesh)
+    sch = schedule.create_schedule(block, batch=example, mesh=mesh)
     twin = Convolved(2)
     twin.load_state_dict(block.state_dict())
     shard_channels(sch)

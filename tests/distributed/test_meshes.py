@@ -111,7 +111,7 @@ def tensor_and_pipeline_parallel(mesh: Any) -> None:
     for dims, names in (((2, 2), ("pp", "tp")), ((2, 1, 2), ("pp", "dp", "tp"))):
         every = init_device_mesh("cpu", dims, mesh_dim_names=names)
         inputs = {name: torch.zeros_like(value[:2], device="meta") for name, value in BATCH.items()}
-        sch = schedule.create_schedule(llama_on_meta(CONFIG), example_inputs=inputs, mesh=every)
+        sch = schedule.create_schedule(llama_on_meta(CONFIG), batch=inputs, mesh=every)
         shard_llama(sch)
         sch["model.layers.0"].cut_pipeline_stage()
         torch.manual_seed(4)

@@ -59,7 +59,7 @@ def batch_of(name: str, rows: int = 8, seed: int = 0) -> dict[str, Any]:
 
 
 def cut(name: str, stages: int, mesh: Any = None) -> schedule.Schedule:
-    sch = schedule.create_schedule(model_of(name), example_inputs=batch_of(name, 2), mesh=mesh)
+    sch = schedule.create_schedule(model_of(name), batch=batch_of(name, 2), mesh=mesh)
     for path in CUTS[name] if stages == 4 else CUTS[name][1:2]:
         sch[path].cut_pipeline_stage()
     return sch
@@ -140,7 +140,7 @@ class Shared(nn.Module):
 
 def test_values_of_the_inputs_alone_are_computed_on_every_stage_only_where_that_is_the_same() -> None:
     x = torch.randn(3, 4)
-    sch = schedule.create_schedule(Shared(), example_inputs=x)
+    sch = schedule.create_schedule(Shared(), batch=x)
     sch["first"].cut_pipeline_stage()
     stages, _ = stages_of(sch)
     assert {"noise", "matmul"} <= set(stages[1].received) and "sin" not in stages[1].received
@@ -170,7 +170,7 @@ class Loop(nn.Module):
 )
 def test_what_cannot_be_split(path: str, message: str) -> None:
     model = Loop()
-    sch = schedule.create_schedule(model, example_inputs=torch.ones(2, 4))
+    sch = schedule.create_schedule(model, batch=torch.ones(2, 4))
     sch[path].cut_pipeline_stage()
     with pytest.raises(schedule.NotApplicable, match=message):
         stages_of(sch)
@@ -332,7 +332,7 @@ def called_for_shapes(mesh: Any) -> None:
     """What torch calls a stage for besides the microbatches leaves no trace, and meets no indices out of bounds."""
     torch.manual_seed(0)
     x = torch.randn(4, 4)
-    sch = schedule.create_schedule(Normed(), example_inputs=x[:2])
+    sch = schedule.create_schedule(Normed(), batch=x[:2])
     sch["first"].cut_pipeline_stage()
     twin = copy.deepcopy(sch.module).train()
     model = schedule.build(sch, pipeline=Pipeline(2, loss=lambda outputs, _: outputs[0].square().mean())).train()
@@ -350,7 +350,7 @@ def from_the_meta_device(mesh: Any) -> None:
     mask = torch.zeros(2, 1, 6, 6, device="meta")
     ids = torch.zeros(2, 6, dtype=torch.long, device="meta")
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids}
-    sch = schedule.create_schedule(llama_on_meta(config), example_inputs=inputs)
+    sch = schedule.create_schedule(llama_on_meta(config), batch=inputs)
     sch["model.layers.1"].cut_pipeline_stage()
     torch.manual_seed(6)
     model = schedule.build(sch, pipeline=Pipeline(2)).train()
@@ -390,7 +390,7 @@ def refused(mesh: Any) -> None:
         schedule.build(cut("gpt2", 4), pipeline=Pipeline(2))
     with pytest.raises(schedule.NotApplicable, match="Unknown schedule"):
         schedule.build(cut("gpt2", 2), pipeline=Pipeline(2, "fastest"))
-    sch = schedule.create_schedule(model_of("gpt2"), example_inputs=batch_of("gpt2"))
+    sch = schedule.create_schedule(model_of("gpt2"), batch=batch_of("gpt2"))
     with pytest.raises(schedule.NotApplicable, match="no stage was cut"):
         schedule.build(sch, pipeline=Pipeline(2))
 

@@ -38,7 +38,7 @@ def on_mesh(mesh: Any, block: nn.Module | None = None) -> tuple[Any, nn.Module]:
     """A schedule of a block, and the whole twin."""
     block = Region() if block is None else block
     twin = copy.deepcopy(block)
-    return schedule.create_schedule(block, example_inputs=torch.randn(2, 6, 16), mesh=mesh), twin
+    return schedule.create_schedule(block, batch=torch.randn(2, 6, 16), mesh=mesh), twin
 
 
 def region(sch: Any) -> None:
@@ -180,7 +180,7 @@ def wrong_layouts(mesh: Any) -> None:
             sch, "fc2 starts from RSR, and fc1 before it gives SRR", lambda s: s["fc1"].sync("fwd_post", "RRR->SRR")
         )
     assert seen.get_total_counts() == 0
-    odd = schedule.create_schedule(Region(), example_inputs=torch.randn(2, 5, 16), mesh=mesh)
+    odd = schedule.create_schedule(Region(), batch=torch.randn(2, 5, 16), mesh=mesh)
     refused(odd, "size 5 of axis 1 cannot be shared evenly", lambda s: s["fc1"].sync("fwd_post", "RRR->RSR"))
     odd["fc1"].sync("fwd_post", "RRR->SRR")
     with pytest.raises(schedule.ShardError, match="size 3 of axis 0"):

@@ -255,7 +255,7 @@ def whole_models(mesh: Any) -> None:
     for name, apply, backward in (("gpt2", shard_gpt2, 2), ("llama", shard_llama, 2), ("opt", shard_opt, 4)):
         model = build(name).eval()
         twin = copy.deepcopy(model)
-        apply(schedule.create_schedule(model, example_inputs=batch(name), mesh=mesh))
+        apply(schedule.create_schedule(model, batch=batch(name), mesh=mesh))
         for rows, length in ((2, 7), (3, 5)):
             given = batch(name, rows, length)
             losses = []
@@ -331,7 +331,7 @@ def generation(mesh: Any) -> None:
     for name, apply in (("gpt2", shard_gpt2), ("llama", shard_llama)):
         model = build(name).eval()
         twin = copy.deepcopy(model)
-        apply(schedule.create_schedule(model, example_inputs=batch(name), mesh=mesh))
+        apply(schedule.create_schedule(model, batch=batch(name), mesh=mesh))
         ids = batch(name, 1, 4)["input_ids"]
         ours, theirs = (one.generate(ids, max_new_tokens=4, do_sample=False) for one in (model, twin))
         assert torch.equal(ours, theirs)

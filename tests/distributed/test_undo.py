@@ -76,7 +76,7 @@ def gradients_follow(mesh: Any) -> None:
     block = Mlp()
     block(torch.randn(2, 3, 16)).sum().backward()
     gradient = block.fc1.weight.grad.clone()
-    sch = schedule.create_schedule(block, example_inputs=torch.randn(2, 5, 16), mesh=mesh)
+    sch = schedule.create_schedule(block, batch=torch.randn(2, 5, 16), mesh=mesh)
     sch["fc1"].shard("weight", axis=0)
     assert torch.equal(full_tensor(block.fc1.weight.grad), gradient)
     sch.undo()
@@ -97,7 +97,7 @@ def faults(mesh: Any) -> None:
         lambda sch: sch["c_proj"].sync("fwd_post", "all_reduce"),
     )
     block = gpt2_block("attn")
-    sch = schedule.create_schedule(block, example_inputs=torch.randn(2, 5, 32), mesh=mesh)
+    sch = schedule.create_schedule(block, batch=torch.randn(2, 5, 32), mesh=mesh)
     _ = sch.tree.graphs.recording
     original = history.reached
     for step in steps:

@@ -31,7 +31,7 @@ class Dropped(nn.Module):
 
 def scheduled(mesh: Any, p: float, shard: bool = True, fork: str | None = None) -> schedule.Schedule:
     torch.manual_seed(0)
-    sch = schedule.create_schedule(Dropped(p), example_inputs=X, mesh=mesh)
+    sch = schedule.create_schedule(Dropped(p), batch=X, mesh=mesh)
     if shard:
         shard_mlp(sch)
     if fork is not None:

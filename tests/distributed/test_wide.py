@@ -104,7 +104,7 @@ def by_hand(mesh: Any) -> None:
     """Every block sharded; the norms fused with what is behind them, sharded or not; every other block checkpointed."""
     model = net(Basic)
     twin = copy.deepcopy(model)
-    sch = schedule.create_schedule(model, example_inputs=images(0), mesh=mesh)
+    sch = schedule.create_schedule(model, batch=images(0), mesh=mesh)
     for path in BLOCKS:
         shard_block(sch[path], "conv1", "bn1", "conv2")
         with pytest.raises(schedule.ShardError, match="is sharded already"):
@@ -132,7 +132,7 @@ def planned(mesh: Any) -> None:
     for block, rows, forward in ((Basic, ("conv2",), 4), (Bottleneck, ("conv2", "conv3"), 4 + 2)):
         model = net(block)
         twin = copy.deepcopy(model)
-        sch = schedule.create_schedule(model, example_inputs=images(0), mesh=mesh)
+        sch = schedule.create_schedule(model, batch=images(0), mesh=mesh)
         plan = sch.shard_plan()
         axes = {step.path: step.axis for step in plan.shards if step.name == "weight"}
         assert all(sum(axes.get(f"{path}.{row}") == 1 for row in rows) == 1 for path in BLOCKS)
@@ -161,7 +161,7 @@ class Channels(nn.Module):
 
 def bad_inputs(mesh: Any) -> None:
     """What cannot be sharded is refused, and what cannot be computed raises on every rank before any collective."""
-    sch = schedule.create_schedule(Channels(), example_inputs=torch.randn(2, 3, 4, 4), mesh=mesh)
+    sch = schedule.create_schedule(Channels(), batch=torch.randn(2, 3, 4, 4), mesh=mesh)
     refused(sch, "its 3 groups cannot be shared evenly by 2 ranks", lambda s: s["middle"].shard("weight", axis=0))
     refused(sch, "no sharded forward along axis 1", lambda s: s["middle"].shard("weight", axis=1))
     refused(sch, "no sharded forward along axis 2", lambda s: s["middle"].shard("weight", axis=2))
@@ -180,7 +180,7 @@ def bad_inputs(mesh: Any) -> None:
 def one_value(mesh: Any) -> None:
     """A single value for each channel has no variance, in a sharded norm as in a whole one, fused or not."""
     block = nn.Sequential(nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1))
-    sch = schedule.create_schedule(block, example_inputs=torch.randn(2, 3, 4, 4), mesh=mesh)
+    sch = schedule.create_schedule(block, batch=torch.randn(2, 3, 4, 4), mesh=mesh)
     sch["0"].shard("bias", axis=0)
     shard_block(sch, "0", "1", "3")
     before = whole(dict(block[1].named_buffers()))

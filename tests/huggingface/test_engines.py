@@ -56,7 +56,7 @@ def launched(ranks: int) -> Iterator[None]:
 
 def planned(model: nn.Module, mesh: Any, context: bool = False) -> schedule.Schedule:
     """Sharded by its plan."""
-    sch = schedule.create_schedule(model, example_inputs=whole_rows(ROWS), mesh=mesh)
+    sch = schedule.create_schedule(model, batch=whole_rows(ROWS), mesh=mesh)
     sch.apply_plan(sch.shard_plan(vocabulary=False, context=context))
     return sch
 

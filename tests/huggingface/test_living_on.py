@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -110,6 +111,18 @@ def test_trainer(name: str, way: str, tmp_path: Path) -> None:
     for mine, theirs, start in zip(ours, expected, build(name).parameters(), strict=True):
         moved = (theirs - start).abs().max()
         assert (mine - theirs).abs().max() <= 1e-3 * moved + 1e-7
+
+
+def test_the_callback_says_what_it_did(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fxschedule.trainer")
+    trained(build("gpt2"), "gpt2", tmp_path, [callback := OptimizeCallback(cost_guard=False, check=True)])
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "fxschedule.trainer"]
+    assert callback.report is not None and callback.report.verified is not None and callback.report.verified.equal
+    assert re.fullmatch(r"fxschedule: \d+ matches in \d+ modules, verified", line)
+    caplog.clear()
+    trained(build("gpt2"), "gpt2", tmp_path, [OptimizeCallback()])
+    (record,) = [each for each in caplog.records if each.name == "fxschedule.trainer"]
+    assert record.levelname == "WARNING" and record.getMessage().startswith("fxschedule: nothing was rewritten: ")
 
 
 def test_the_callback_undoes_when_asked(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> list
 
 def scheduled(name: str) -> tuple[Schedule, nn.Module, dict[str, torch.Tensor]]:
     model, batch = zoo.build(name), zoo.batch(name)
-    return schedule.create_schedule(model, example_inputs=batch), copy.deepcopy(model), batch
+    return schedule.create_schedule(model, batch=batch), copy.deepcopy(model), batch
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -101,7 +101,7 @@ def test_a_recomputation_without_the_random_state_is_caught(monkeypatch: pytest.
 @pytest.mark.parametrize("first", [True, False])
 def test_with_fused_graphs_inside(first: bool) -> None:
     sch, twin, batch = scheduled("gpt2")
-    other = schedule.create_schedule(twin, example_inputs=batch)
+    other = schedule.create_schedule(twin, batch=batch)
 
     def fuse(one: Schedule) -> None:
         mlps = one["transformer.h.*.mlp"]
@@ -147,7 +147,7 @@ def test_keyword_arguments_and_pythons_random_numbers() -> None:
     model = nn.Sequential(Odd())
     twin = copy.deepcopy(model)
     x = torch.ones(2, 8)
-    sch = schedule.create_schedule(model, example_inputs=x)
+    sch = schedule.create_schedule(model, batch=x)
     sch["0"].checkpoint()
     assert all(torch.equal(a, b) for a, b in zip(run(model), run(twin), strict=True))
 
@@ -169,7 +169,7 @@ def test_a_cache_is_seen_as_it_was() -> None:
 
 
 def test_hooks_run_once_and_move_with_a_replacement() -> None:
-    sch = schedule.create_schedule(small(), example_inputs=ids())
+    sch = schedule.create_schedule(small(), batch=ids())
     calls: list[str] = []
     sch.module.blocks[0].register_forward_hook(lambda *_: calls.append("block"))
     sch["blocks.0"].checkpoint()
@@ -208,7 +208,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> to
 def test_matches_are_computed_again() -> None:
     model = small()
     twin = copy.deepcopy(model)
-    sch = schedule.create_schedule(model, example_inputs=ids())
+    sch = schedule.create_schedule(model, batch=ids())
     attns = sch["blocks.*.attn"]
     attns.checkpoint(attns.find(attention, expect=2))
     assert [n.name for n in attns[0].graph.nodes if "recomputed" in str(n.target)]
@@ -221,7 +221,7 @@ def test_matches_are_computed_again() -> None:
 
 
 def test_every_other_match() -> None:
-    sch = schedule.create_schedule(nn.Sequential(*small(3).blocks), example_inputs=torch.randn(2, 3, 16))
+    sch = schedule.create_schedule(nn.Sequential(*small(3).blocks), batch=torch.randn(2, 3, 16))
     sch.trace(flatten=True)
     sch.checkpoint(sch.find(bias_gelu, expect=3), every=2)
     assert len([n for n in sch.graph.nodes if "recomputed" in str(n.target)]) == 2
@@ -235,7 +235,7 @@ def checkpointed(sch: Schedule) -> list[str]:
 
 
 def test_every_other_layer_of_a_group() -> None:
-    sch = schedule.create_schedule(small(5), example_inputs=ids())
+    sch = schedule.create_schedule(small(5), batch=ids())
     sch["blocks.*"][1:].checkpoint(every=2)
     assert checkpointed(sch) == ["blocks.1", "blocks.3"]
     assert len(sch.history) == 1
@@ -247,7 +247,7 @@ def test_every_other_layer_of_a_group() -> None:
 def test_a_budget_is_kept_with_the_least_work(share: float) -> None:
     model, batch = small(4), ids(4, 40)
     whole = measure_saved(model, batch).saved()
-    sch = schedule.create_schedule(model, example_inputs=batch)
+    sch = schedule.create_schedule(model, batch=batch)
     sch.checkpoint(budget=int(share * whole))
     assert 0 < measure_saved(model, batch).saved() <= share * whole
     assert checkpointed(sch)
@@ -259,7 +259,7 @@ def test_more_memory_never_costs_more_work() -> None:
     seen = measure_saved(model, batch)
     work = []
     for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4):
-        sch = schedule.create_schedule(copy.deepcopy(model), example_inputs=batch)
+        sch = schedule.create_schedule(copy.deepcopy(model), batch=batch)
         sch.checkpoint(budget=int(share * seen.saved()))
         work.append(sum(seen.modules[path].work for path in checkpointed(sch)))
     assert (
@@ -311,7 +311,7 @@ def _inside_another(sch: Schedule) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(attempt: Any, message: str) -> None:
-    sch = schedule.create_schedule(small(), example_inputs=ids())
+    sch = schedule.create_schedule(small(), batch=ids())
     with pytest.raises(schedule.ScheduleError, match=message):
         attempt(sch)
 

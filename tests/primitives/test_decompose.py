@@ -18,7 +18,7 @@ from tests.small import bias_gelu, ids, small
 
 @pytest.fixture
 def sch() -> Schedule:
-    return schedule.create_schedule(small(), example_inputs=ids())
+    return schedule.create_schedule(small(), batch=ids())
 
 
 def test_the_graph_above_holds_product_and_addition(sch: Schedule) -> None:
@@ -35,7 +35,7 @@ def test_the_graph_above_holds_product_and_addition(sch: Schedule) -> None:
 
 def test_conv1d() -> None:
     batch = zoo.batch("gpt2")
-    sch = schedule.create_schedule(zoo.build("gpt2"), example_inputs=batch)
+    sch = schedule.create_schedule(zoo.build("gpt2"), batch=batch)
     sch["transformer.h.*.mlp.c_fc"].decompose()
     mlp = sch["transformer.h.0.mlp"]
     assert [n.target for n in mlp.graph.nodes if n.name == "c_fc__product"] == [torch.matmul]
@@ -92,4 +92,4 @@ def test_refusals(sch: Schedule) -> None:
     with pytest.raises(schedule.NotApplicable, match=r"blocks.0.mlp.fc1 is in the middle of the graph of blocks.0.mlp"):
         sch["blocks.0.mlp.fc1"].decompose()
     with pytest.raises(schedule.NotApplicable, match="cannot decompose"):
-        schedule.create_schedule(nn.Linear(2, 2), example_inputs=torch.ones(1, 2)).decompose()
+        schedule.create_schedule(nn.Linear(2, 2), batch=torch.ones(1, 2)).decompose()

@@ -21,7 +21,7 @@ from tests.small import bias_gelu, ids, small
 
 @pytest.fixture
 def sch() -> Schedule:
-    return schedule.create_schedule(small(), example_inputs=ids())
+    return schedule.create_schedule(small(), batch=ids())
 
 
 def targets(node: Schedule) -> list[object]:
@@ -122,7 +122,7 @@ def test_no_compiler_is_a_warning(sch: Schedule, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.unwritable("a lambda is looked for")
 def test_the_users_own_error_comes_through_a_region() -> None:
     batch = {**ids(), "mask": torch.zeros(5, 5)}
-    sch = schedule.create_schedule(small(), example_inputs=batch)
+    sch = schedule.create_schedule(small(), batch=batch)
     attn = sch["blocks.0.attn"]
     attn.fuse(attn.find(lambda s, m: s * 0.25 + m, expect=1), compiler="inductor")
     with pytest.raises(RuntimeError, match="size"):
@@ -139,7 +139,7 @@ def test_only_what_is_matched_is_opened(sch: Schedule) -> None:
 
 def test_switching_between_train_and_eval() -> None:
     model, twin = zoo.build("gpt2"), zoo.build("gpt2")
-    sch = schedule.create_schedule(model, example_inputs=zoo.batch("gpt2"))
+    sch = schedule.create_schedule(model, batch=zoo.batch("gpt2"))
     for path in ("transformer.h.*.mlp", "transformer.h.*.attn"):
         found = [(sch[path], sch[path].find(rule)) for rule in schedule.list_rules()]
         for group, matches in found:
@@ -165,7 +165,7 @@ def test_several_matches_feeding_each_other() -> None:
                 x = torch.tanh(x * 2.0)
             return x
 
-    sch = schedule.create_schedule(Chain(), example_inputs=torch.randn(2, 3))
+    sch = schedule.create_schedule(Chain(), batch=torch.randn(2, 3))
     matches = sch.find(lambda x: torch.tanh(x * 2.0), expect=3)
     sch.fuse([matches[1]], compiler=None)
     sch.fuse([matches[2], matches[0]], compiler=None)  # found before: their input is another node now
@@ -187,7 +187,7 @@ def test_a_region_of_several_outputs() -> None:
     def both(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return y + 1.0, y * 3.0
 
-    sch = schedule.create_schedule(Two(), example_inputs=torch.randn(2, 3))
+    sch = schedule.create_schedule(Two(), batch=torch.randn(2, 3))
     sch.fuse(sch.find(both, expect=1), compiler=None)
     assert schedule.verify(sch, torch.randn(2, 3), steps=1)
 

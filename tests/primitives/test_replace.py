@@ -19,7 +19,7 @@ from tests.small import Mlp, bias_gelu, ids, small
 
 @pytest.fixture
 def sch() -> Schedule:
-    return schedule.create_schedule(small(), example_inputs=ids())
+    return schedule.create_schedule(small(), batch=ids())
 
 
 class Doubled(nn.Module):
@@ -368,7 +368,7 @@ def test_parallel_chains_in_a_group(sch: Schedule) -> None:
 
 def test_parallel_chains_of_bert() -> None:
     batch = zoo.batch("bert")
-    sch = schedule.create_schedule(zoo.build("bert"), example_inputs=batch)
+    sch = schedule.create_schedule(zoo.build("bert"), batch=batch)
     attention = sch["bert.encoder.layer.0.attention.self"]
     attention.replace(qkv, attention.find_parallel(projection, expect=1))
     assert schedule.verify(sch, batch, steps=1)

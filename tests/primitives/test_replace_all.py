@@ -14,7 +14,7 @@ from tests.small import Attention, Mlp, ids, small
 
 @pytest.fixture
 def sch() -> Schedule:
-    return schedule.create_schedule(small(), example_inputs=ids())
+    return schedule.create_schedule(small(), batch=ids())
 
 
 @pytest.mark.unwritable("what is put in is defined inside the test")

@@ -19,7 +19,7 @@ from tests.small import Attention, Mlp, bias_gelu, ids, small
 
 @pytest.fixture
 def sch() -> Schedule:
-    return schedule.create_schedule(small(), example_inputs=ids())
+    return schedule.create_schedule(small(), batch=ids())
 
 
 def calls(node: Schedule) -> list[str]:
@@ -91,7 +91,7 @@ def test_trace_until_from_below(sch: Schedule) -> None:
 
 def test_sequential_is_entered() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Mlp(2))
-    sch = schedule.create_schedule(model, example_inputs=torch.ones(3, 2))
+    sch = schedule.create_schedule(model, batch=torch.ones(3, 2))
     sch.trace(flatten=True)
     assert calls(sch) == ["0.0", "0.1", "1.fc1", "1.act", "1.fc10"]
 
@@ -107,7 +107,7 @@ def test_what_was_rewritten_stays_a_call(sch: Schedule) -> None:
 
 def test_whole_models() -> None:
     for name in ("gpt2", "llama"):
-        sch = schedule.create_schedule(zoo.build(name), example_inputs=zoo.batch(name))
+        sch = schedule.create_schedule(zoo.build(name), batch=zoo.batch(name))
         sch.trace(flatten=True)
         assert all(
             type(sch.module.get_submodule(c)).__module__.startswith(("torch.nn", "transformers.pytorch"))
@@ -143,7 +143,7 @@ def test_a_graph_that_bakes_a_size_in_is_refused(monkeypatch: pytest.MonkeyPatch
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * float(sys.getallocatedblocks() % 1009 + 1)  # another number at every call
 
-    sch = schedule.create_schedule(Baked(), example_inputs=torch.ones(3, 2))
+    sch = schedule.create_schedule(Baked(), batch=torch.ones(3, 2))
     before = fingerprint(sch)
     with pytest.raises(schedule.TraceError, match=r"wrong at other shapes: it is off by(?s:.*)\[2, 2\]"):
         sch.trace()

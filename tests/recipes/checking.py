@@ -49,7 +49,7 @@ def check_replay(tree: Tree, before: nn.Module, recipe: Recipe) -> None:
         tree: the schedule of which the recipe is.
         before: a copy of its model as it was when the schedule was made.
     """
-    inputs = tree.graphs.example_inputs
+    inputs = tree.graphs.batch
     twin = schedule.replay(schedule.create_schedule(before, inputs, tree.mesh), recipe)
     check_same(recipe, twin.recipe(), "the replay")
     for path, module in tree.root.named_modules():

@@ -49,5 +49,5 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
 def test_it_replays(name: str) -> None:
     saved = SAVED[name]
     model, batch = model_of(name, saved)
-    sch = schedule.replay(model, Recipe.from_json(json.dumps(saved["recipe"])), example_inputs=batch, trust="tests")
+    sch = schedule.replay(model, Recipe.from_json(json.dumps(saved["recipe"])), batch=batch, trust="tests")
     assert [[step.primitive, sum(step.touched.values())] for step in sch.history] == saved["steps"]

@@ -163,7 +163,7 @@ def test_costs_and_later_calls_are_on_the_page() -> None:
         model[1].fc1.register_forward_hook(lambda *_: None)
         model(X)
         text = report.to_html()
-    assert "saved for backward" in text and "dispatched operations" in text
+    assert "kept for backward" in text and "dispatched operations" in text
     assert report.adapted.keys() == {"0"} and report.fallbacks == {"1": 1}
     read = "".join(Page(text).texts)
     assert f"{report.adapted['0'][0]} in 0" in read and "1 of 1" in read
@@ -202,7 +202,7 @@ def test_only_measuring_runs_the_model() -> None:
         assert not calls and "not measured report.measure() runs a training step" in " ".join(texts[0].split())
         assert json.loads(texts[2])["costs"] == {}
         assert report.measure().keys() == {"before", "after"} and calls
-    assert "saved for backward" in str(report) and json.loads(report.to_json())["costs"]["after"]
+    assert "kept for backward" in str(report) and json.loads(report.to_json())["costs"]["after"]
 
 
 # -- times ----------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_a_model_that_does_not_train_on_the_batch_is_reported_all_the_same() -> 
     expected = model(X)
     report = schedule.optimize(model, X, rules="bias_activation", cost_guard=False, measure=True)
     why = "the model does not train on its example inputs: AssertionError: labels are needed"
-    assert f"saved for backward not measured {why}" in " ".join(str(report).split())
+    assert f"kept for backward not measured {why}" in " ".join(str(report).split())
     assert report.measured == {} and report.to_dict()["unmeasured"] == f"{why}\nin training"
     assert why in report.to_html()
     for run in (report.measure, report.timed):  # evaluation alone can still be verified
@@ -318,7 +318,7 @@ def test_improvements_are_said_in_one_sentence() -> None:
     assert report.sentence == "3 matches in 2 modules were rewritten."
     assert tones(report) == ["good", "neutral", "neutral", "neutral"]
     report.measured, report.timing = costs(1000, 570), TimeRatio(0.61, 0.6, 0.62, 5, (0.0121, 0.0074))
-    effects = "saves 43 % less memory for backward and takes 39 % less time"
+    effects = "keeps 43 % less memory for the backward pass and takes 39 % less time"
     assert report.sentence == f"3 matches in 2 modules were rewritten; a training step {effects}."
     assert tones(report) == ["good", "good", "good", "neutral"]
     assert [figure.value for figure in report.figures()[:3]] == ["3", "1 KB → 570 B", "12.1 ms → 7.4 ms"]
@@ -328,7 +328,7 @@ def test_a_regression_is_one() -> None:
     report = made_up(*ENTRIES)
     report.measured, report.timing = costs(1000, 1200), TimeRatio(1.3, 1.2, 1.4, 5, (0.5, 1.5))
     assert tones(report) == ["good", "bad", "bad", "neutral"]
-    assert "saves 20 % more memory for backward and takes 30 % more time" in report.sentence
+    assert "keeps 20 % more memory for the backward pass and takes 30 % more time" in report.sentence
     assert report.figures()[2].value == "500.0 ms → 1.50 s"
     read = Page(report.to_html())
     assert [attrs.get("class") for tag, attrs in read.tags if tag == "li"][:4] == ["good", "bad", "bad", "neutral"]
@@ -338,7 +338,7 @@ def test_no_difference_is_none() -> None:
     report = made_up(*ENTRIES)
     report.measured, report.timing = costs(1000, 1000), TimeRatio(1.01, 0.99, 1.02, 5)
     assert tones(report)[1:3] == ["neutral", "neutral"]
-    assert "saves as much memory for backward and takes 1 % more time" in report.sentence
+    assert "keeps as much memory for the backward pass and takes 1 % more time" in report.sentence
 
 
 def test_nothing_rewritten_is_not_good() -> None:

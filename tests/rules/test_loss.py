@@ -1,4 +1,4 @@
-"""Losses: what is caught, what becomes of the logits, what is saved for the backward pass."""
+"""Losses: what is caught, what becomes of the logits, what is kept for the backward pass."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_without_optuna_the_error_says_what_to_install(monkeypatch: pytest.Monke
     )
     with pytest.raises(NotApplicable) as error:
         tuned()
-    assert "pip install 'fxschedule[tune]'" in str(error.value)
+    assert "pip install optuna" in str(error.value)
 
 
 def test_a_mistake_in_the_plan_is_not_taken_for_a_bad_point() -> None:

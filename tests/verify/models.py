@@ -16,6 +16,9 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from schedule.core.node import Node, Tree
+from schedule.recipes.recording import recorded
+
 VOCABULARY = 61
 
 
@@ -119,23 +122,20 @@ def floats(*shape: int) -> torch.Tensor:
 
 
 @dataclass
-class Step:
-    description: str
-    do: Callable[[], None]
+class FakeEdit:
+    apply: Callable[[], None]
     revert: Callable[[], None]
 
 
-class FakeSchedule:
-    """History, undo and redo, and nothing else."""
+class FakeSchedule(Node):
+    """A schedule whose steps do anything."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.history: list[Step] = []
-        self._undone: list[Step] = []
+        super().__init__(Tree(module, None, None, Node, recorded), module)
 
     def apply(self, description: str, do: Callable[[], None], revert: Callable[[], None]) -> None:
-        do()
-        self.history.append(Step(description, do, revert))
+        with self.tree.history.transaction("fake", [""], {}, description):
+            self.commit([FakeEdit(do, revert)])
 
     def swap_class(self, path: str, new: type[nn.Module], description: str) -> None:
         """Give a module another class, as the real thing does."""
@@ -146,13 +146,3 @@ class FakeSchedule:
             lambda: setattr(module, "__class__", new),
             lambda: setattr(module, "__class__", old),
         )
-
-    def undo(self) -> None:
-        step = self.history.pop()
-        step.revert()
-        self._undone.append(step)
-
-    def redo(self) -> None:
-        step = self._undone.pop()
-        step.do()
-        self.history.append(step)

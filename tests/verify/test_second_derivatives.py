@@ -14,6 +14,8 @@ from schedule.verify import equivalent, verify
 
 from .models import FakeSchedule, bert, floats, gpt2, llama, token_batch
 
+pytestmark = pytest.mark.unwritable("its steps are of a fake primitive")
+
 BATCH = floats(3, 4, 8)
 
 

@@ -18,6 +18,8 @@ from schedule.verify.preserve import preserved
 from .models import Block, FakeSchedule, bert, floats, gpt2, token_batch
 from .mutations import MUTATIONS, DropoutSkipped, ErfForTanh, MissingBias, WrongScale
 
+pytestmark = pytest.mark.unwritable("its steps are of a fake primitive")
+
 
 class Renamed(Block):
     """The same computation under another class, as a rewrite leaves behind."""

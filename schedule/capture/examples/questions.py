@@ -23,7 +23,7 @@ def question(model: nn.Module, needed: Sequence[str], why: str) -> NotApplicable
         f"what is {type(model).__name__} called with? An example could not be made: {why}",
         asked="make example inputs",
         where=f"{type(model).__name__}.forward({_arguments(model)})",
-        fix=f"pass one batch as example_inputs: dict({wanted})",
+        fix=f"pass a batch: batch=dict({wanted})",
     )
 
 

@@ -238,28 +238,28 @@ class _DataFreeCopies(TorchFunctionMode):
         return self.known[tensor]
 
 
-def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return ``(args, kwargs)`` for a model from a dict, a tuple or a single tensor."""
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, (tuple, list)):
-        return tuple(example_inputs), {}
-    return (example_inputs,), {}
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, (tuple, list)):
+        return tuple(batch), {}
+    return (batch,), {}
 
 
-def record(root: nn.Module, example_inputs: Any) -> Recording:
+def record(root: nn.Module, batch: Any) -> Recording:
     """Run ``root`` once in eval mode and record the calls of all submodules.
 
     All state is restored afterwards: see :func:`undisturbed`.
 
     Args:
         root: the model.
-        example_inputs: a dict of keyword arguments, a tuple of positional ones, or one tensor.
+        batch: a dict of keyword arguments, a tuple of positional ones, or one tensor.
 
     Raises:
         NotApplicable: the model raises for these inputs; its error is the cause.
     """
-    return recorded(root, None, *as_call(example_inputs))
+    return recorded(root, None, *as_call(batch))
 
 
 def recorded(
@@ -305,7 +305,7 @@ def recorded(
             raise NotApplicable(
                 f"the model refused the example inputs: {failed}",
                 where=f"{type(root).__name__}.forward{inspect.signature(type(root).forward)}",
-                fix="pass example_inputs that `model(**example_inputs)` accepts",
+                fix="pass a batch that `model(**batch)` accepts",
             ) from failed.error
     return recording
 

@@ -333,5 +333,5 @@ def bound_or_refused(parameters: Parameters, call: Call, forward: Callable[..., 
         raise_if_own(error)
         raise TraceError(
             f"the recorded call does not fit {forward.__qualname__}: {error}",
-            fix="pass example_inputs that the model accepts",
+            fix="pass a batch that the model accepts",
         ) from error

@@ -81,7 +81,7 @@ class Stage(nn.Module):
             looks = ", ".join(f"{name}: {_kind(value)}" for name, value in batch.items())
             raise NotApplicable(
                 f"this batch differs from the example inputs that the stages were made for: {looks}",
-                fix="create_schedule(model, example_inputs=batch) with a batch like those to come",
+                fix="create_schedule(model, batch=batch) with a batch like those to come",
             )
         inputs = dict(zip(made.signature.inputs, selected[1][1:], strict=True))
         with ExitStack() as block:

@@ -118,7 +118,7 @@ def _trial(module: nn.Module, calls: Sequence[Call]) -> _Trial:
     if not calls:
         raise ShardError(
             "the example inputs do not reach it, so its inputs are not known",
-            fix="create_schedule(model, example_inputs=batch, mesh=mesh), with a batch that reaches it",
+            fix="create_schedule(model, batch=batch, mesh=mesh), with a batch that reaches it",
         )
     call = calls[0]
     bound = inspect.signature(original_class(module).forward).bind(module, *call.args, **call.kwargs)

@@ -66,7 +66,7 @@ class Sharded:
             ShardError: there is none.
         """
         if self.whole is None:
-            raise ShardError("a plan needs a recorded run", fix="create_schedule(model, example_inputs=batch)")
+            raise ShardError("a plan needs a recorded run", fix="create_schedule(model, batch=batch)")
         return self.whole
 
     @property
@@ -81,7 +81,7 @@ class Sharded:
         """
         tree = self.tree
         whole = not any(sharding_of(one) for one in tree.root.modules())
-        if whole and tree.graphs.example_inputs is not None:
+        if whole and tree.graphs.batch is not None:
             tree.graphs.calls(module)  # records anew if modules were exchanged
             if self.whole is not tree.graphs.recording:
                 self.whole = tree.graphs.recording
@@ -120,7 +120,7 @@ class Sharded:
             if self.whole is None or not self.whole.calls.get(caller):
                 return TraceError(
                     "it was not called in a recorded run",
-                    fix="create_schedule(model, example_inputs=batch, mesh=mesh), with inputs that reach it",
+                    fix="create_schedule(model, batch=batch, mesh=mesh), with inputs that reach it",
                 )
             try:
                 self._callers[caller] = whole_forward(caller, self.whole)
@@ -141,7 +141,7 @@ class Sharded:
             if split.parts > 1:
                 raise ShardError(
                     "packed outputs are followed through a recorded run, and there is none",
-                    fix="create_schedule(model, example_inputs=batch, mesh=mesh)",
+                    fix="create_schedule(model, batch=batch, mesh=mesh)",
                 )
             return None
         caller, relative = found

@@ -1,4 +1,4 @@
-"""Activation memory: tensors saved for backward, and modules recomputed instead."""
+"""Activation memory: tensors kept for backward, and modules recomputed instead."""
 
 from schedule.primitives.activations.recomputing import Recomputed
 from schedule.primitives.activations.saved import SavedBytes, measure_saved

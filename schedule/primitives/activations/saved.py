@@ -1,4 +1,4 @@
-"""Bytes saved for backward by each module of a model, and the cost of its recomputation."""
+"""Bytes kept for backward by each module of a model, and the cost of its recomputation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModuleCost:
     """Cost of one module in one training forward.
 
     Attributes:
-        saved: storages saved for the backward pass by operations inside, storage number → bytes.
+        saved: storages kept for the backward pass by operations inside, storage number → bytes.
         inputs: storages of the tensors passed to its calls, storage number → bytes.
         work: work of the forward in bytes moved; FLOPs are converted by :data:`FLOPS_PER_BYTE`.
     """
@@ -39,7 +39,7 @@ class ModuleCost:
 
 
 class SavedBytes:
-    """Tensors saved for backward by one training forward.
+    """Tensors kept for backward by one training forward.
 
     Attributes:
         modules: path → :class:`ModuleCost`, including submodules.
@@ -63,17 +63,17 @@ class SavedBytes:
         return sum(self.sizes[number] for number in needed)
 
 
-def measure_saved(model: nn.Module, example_inputs: Any) -> SavedBytes:
+def measure_saved(model: nn.Module, batch: Any) -> SavedBytes:
     """Run one training forward of ``model`` and measure the tensors it saves for backward.
 
     Model, random state and gradients do not change. Each storage counts once; parameters and buffers do not count.
 
     Args:
         model: the whole model; on the meta device nothing is computed.
-        example_inputs: as for ``create_schedule``.
+        batch: as for ``create_schedule``.
     """
     watch = _Watch(model)
-    args, kwargs = as_call(example_inputs)
+    args, kwargs = as_call(batch)
     with undisturbed(model, args, kwargs), torch.enable_grad(), intercepted_calls(model, watch.on_call):
         model.train()
         with saved_tensors_hooks(watch.on_save, lambda tensor: tensor), watch.counting:

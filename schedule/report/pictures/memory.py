@@ -1,4 +1,4 @@
-"""Bytes saved for backward by each module, before and after the schedule."""
+"""Bytes kept for backward by each module, before and after the schedule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bar:
-    """Bytes saved for backward in one module, or in several similar ones together.
+    """Bytes kept for backward in one module, or in several similar ones together.
 
     Attributes:
         label: path of the module or modules.
@@ -51,7 +51,7 @@ class Bar:
 
 
 class Memory:
-    """Bytes saved for backward by the modules of a model in one training step.
+    """Bytes kept for backward by the modules of a model in one training step.
 
     Empty if they cannot be measured; ``missing`` is then the reason.
     """
@@ -95,4 +95,4 @@ def memory_of(sch: Node) -> Memory:
 
 def _measured(top: Node) -> SavedBytes:
     with training(top.module):
-        return measure_saved(top.module, top.tree.graphs.example_inputs)
+        return measure_saved(top.module, top.tree.graphs.batch)

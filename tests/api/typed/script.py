@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+import fused
 import schedule
-from schedule import Group, Match, Report, Schedule
+from schedule import Group, Match, Recipe, Report, Schedule
 
 
 def act(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -23,7 +24,7 @@ def freeze(sch: Schedule, tag: str = "frozen") -> int:
 
 def schedule_by_hand(model: nn.Module, batch: dict[str, torch.Tensor]) -> Report:
     """Use every primitive once."""
-    sch: Schedule = schedule.create_schedule(model, example_inputs=batch)
+    sch: Schedule = schedule.create_schedule(model, batch=batch)
     layers, first = sch["layers.*"], sch["layers.0"]
     assert isinstance(layers, Group) and isinstance(first, Schedule)
     first.trace(flatten=True)
@@ -48,6 +49,23 @@ def schedule_by_hand(model: nn.Module, batch: dict[str, torch.Tensor]) -> Report
     report = sch.optimize(rules="memory", cost_guard=False)
     with schedule.verify(sch, batch, steps=1):
         schedule.build(sch)
-    while sch.history:
-        sch.undo()
+    sch.undo(steps=2)
+    sch.undo_all()
     return report
+
+
+def other_spellings(model: nn.Module, batch: dict[str, torch.Tensor]) -> Schedule:
+    """Use the names that people guess."""
+    sch = schedule.create_schedule(model, batch)
+    sch["layers.*"].fuse("bias_gelu_tanh")
+    sch.checkpoint(budget="2GB")
+    equal: bool = bool(schedule.verify(model, batch, steps=1, progress=False))
+    recipe: Recipe = Recipe.load(sch.recipe().save("r.json"))
+    again: Schedule = schedule.load_recipe("folder", model)
+    schedule.replay(model, "r.json", batch)
+    tuning = schedule.tune(model, schedule_by_hand, {"every": [1, 2]}, batch, memory="24GB", trials=2)
+    tuning.apply(model, batch)
+    norm, gate = fused.RMSNorm(8), fused.SwiGLU()
+    loss: torch.Tensor = fused.CrossEntropyLoss()(gate(norm(batch["x"])), batch["labels"])
+    print(schedule.__version__, equal, recipe.diff(again.recipe()), loss)
+    return again

@@ -9,35 +9,16 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from tests.browser import browser as browser
 from tests.needs import IS_OLD
 from tests.report.pictures.models import gpt2, hostile, llama, planned_llama, slower_bert, unchanged, verified
-
-_OFF = ("gpu", "quic", "background-networking", "component-update", "sync")
-_ARGUMENTS = ["--no-sandbox", "--no-first-run", *(f"--disable-{what}" for what in _OFF)]
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_HOW = "install one with `apt-get install chromium`; CI sets SCHEDULE_NEEDS_BROWSER=1, with which this is a failure"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """One Chromium for all of these tests."""
-    program = next(filter(None, map(shutil.which, _NAMES)), None)
-    if program is None:
-        told = f"no Chromium here: {_HOW}"
-        pytest.fail(told) if os.environ.get("SCHEDULE_NEEDS_BROWSER") else pytest.skip(told)
-    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright; no browser is downloaded")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

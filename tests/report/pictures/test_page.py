@@ -94,13 +94,13 @@ def test_like_layers_share_one_row_and_one_picture(text: str) -> None:
 
 
 def test_saved_bytes_are_told_by_module(text: str) -> None:
-    after = words(text).partition("Saved for backward, by module")[2]
+    after = words(text).partition("Kept for backward, by module")[2]
     assert re.search(r"transformer\.h\.0–2\.mlp [\d.]+ KB → [\d.]+ KB 0\.\d\d ×", after)
 
 
 def test_bytes_by_module_are_those_of_the_whole(report: Report, text: str) -> None:
-    after = words(text).partition("Saved for backward, by module")[2]
-    saved = next(figure for figure in report.figures() if figure.name == "saved for backward")
+    after = words(text).partition("Kept for backward, by module")[2]
+    saved = next(figure for figure in report.figures() if figure.name == "kept for backward")
     assert f"the whole model {saved.value}" in after
 
 
