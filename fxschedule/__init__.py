@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from schedule import *  # noqa: F403
 
+    __version__: str
+
 
 def __getattr__(name: str) -> Any:
     """Return a public name of ``schedule``.
@@ -19,7 +21,10 @@ def __getattr__(name: str) -> Any:
         ImportError: ``import schedule`` finds another package.
         AttributeError: there is no such name.
     """
-    if name.startswith("__") and name != "__all__":  # asked for by Python itself, for example by an import
+    if name.startswith("__") and name not in (
+        "__all__",
+        "__version__",
+    ):  # asked for by Python itself, for example by an import
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fxschedule.installation import refuse_other_package
 

@@ -8,7 +8,6 @@ import typer
 
 import fxschedule.cli
 from docs.generate.docstrings import as_table, inline, markdown
-from fxschedule.cli.app import load
 
 
 def command_reference() -> str:
@@ -17,7 +16,7 @@ def command_reference() -> str:
     parts = [markdown(fxschedule.cli.__doc__ or "").partition("\n\n")[2]]
     context = group.make_context("fxschedule", [], resilient_parsing=True)
     for name in group.list_commands(context):
-        parts += _about(name, load(name), context)
+        parts += _about(name, group.commands[name], context)
     return "\n".join(parts)
 
 

@@ -62,8 +62,6 @@ def _called(name: str, found: Any) -> Any:
 def _imported(where: str) -> ModuleType:
     """Import a module by name, or a file with its folder on the path of imports as ``python FILE`` does."""
     file = Path(where).absolute() if where.endswith(".py") else None
-    if file is not None and not file.is_file():
-        raise missing(f"there is no file {where}", fix="path/to/file.py:factory, or module:factory")
     folder, name = (str(file.parent), file.stem) if file else ("", where)
     if folder not in sys.path:
         sys.path.insert(0, folder)

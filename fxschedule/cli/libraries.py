@@ -74,7 +74,7 @@ class Library:
             return importlib.import_module(self.module)
         except ImportError as error:
             why = f"{library} is not installed" if error.name == library else f"{library} cannot be imported: {error}"
-            raise missing(why, fix=f"pip install {library}") from error
+            raise missing(why, fix=f"pip install {error.name or library}") from error
 
 
 def _of_timm(timm: Any, name: str, tiny: bool) -> nn.Module:

@@ -13,6 +13,7 @@ from torch import nn
 from fxschedule.cli.factories import from_factory
 from fxschedule.cli.libraries import LIBRARIES
 from fxschedule.cli.loaded import Loaded, first_line, missing
+from fxschedule.cli.options import Asked
 from fxschedule.cli.output import Code, CommandError
 from schedule.util.errors import did_you_mean
 
@@ -32,29 +33,24 @@ _HEADS = (
 )
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Command line options for the model.
+def load_model(asked: Asked) -> Loaded:
+    """Load the model of a command, without a batch.
 
-    Attributes:
-        name: ``module:factory``, ``library:name``, a folder, the id of a cached model, or a model type of transformers.
-        tiny: use a few small layers with random weights.
-        attention: attention implementation in transformers; its default if "".
-        trust_remote_code: run code included with the model.
+    Raises:
+        CommandError: there is no model of this name here, or it needs a missing package or remote code that is not
+            allowed.
     """
+    return _Wanted(asked.name, asked.tiny, asked.attention, asked.trust_remote_code).load()
 
+
+@dataclass(frozen=True)
+class _Wanted:
     name: str
-    tiny: bool = False
-    attention: str = ""
-    trust_remote_code: bool = False
+    tiny: bool
+    attention: str
+    trust_remote_code: bool
 
     def load(self) -> Loaded:
-        """Load the model.
-
-        Raises:
-            CommandError: there is no model of this name here, or it needs a missing package or remote code that is not
-                allowed.
-        """
         library, colon, name = self.name.partition(":")
         if colon and self.attention:
             raise CommandError("--attention is for models of transformers", Code.USAGE, fix="leave it out")
@@ -69,7 +65,7 @@ class Wanted:
         try:
             return self._from_transformers()
         except ImportError as error:
-            raise missing(f"{self.name} needs a package: {error}", fix="pip install 'fxschedule[hf]'") from error
+            raise missing(f"{self.name} needs a package: {error}", fix="pip install transformers") from error
 
     # -- transformers -------------------------------------------------------------------------------------
 

@@ -1,24 +1,21 @@
-"""Options shared by several commands, and loading of the requested schedule."""
+"""Arguments and options of the commands, and what can be said of them before torch is imported."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
-from torch import nn
 
-from fxschedule.cli.loaded import Loaded
-from fxschedule.cli.models import Wanted
-from fxschedule.cli.output import Code, CommandError, stage
-from fxschedule.cli.tiny.batches import repaired
-from schedule.api.schedule import Schedule, create_schedule
-from schedule.capture.examples import found_inputs
-from schedule.rules import Rule, select_rules
-from schedule.util.errors import MatchError, NotApplicable
+from fxschedule.cli.output import Code, CommandError
+from fxschedule.cli.rule_names import FAMILIES, SETS
+from schedule.util.errors import did_you_mean
+
+VERIFIED = (2, 64)
+"""Maximum numbers of rows and tokens in a verification, large enough at any model width for compiled ops to run."""
+PROVE = f"Then compare it with the original, on up to {VERIFIED[0]} rows of {VERIFIED[1]} tokens."
 
 Name = Annotated[
     str,
@@ -37,8 +34,8 @@ Rules = Annotated[
     str,
     typer.Option(
         "--rules",
-        help="Which rewrites: a set (default, memory, attention, all), a family, a rule, or several by commas. "
-        "`fxschedule rules` lists them.",
+        help="Which rewrites: a set (default, memory, attention, inference, all), a family, a rule, or several by "
+        "commas. `fxschedule rules` lists them.",
     ),
 ]
 CostGuard = Annotated[
@@ -65,72 +62,86 @@ Length = Annotated[int, typer.Option("--length", min=1, help="Tokens of each row
 ReportFile = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="Write the report there: out.html or out.json.")
 ]
+RecipeIn = Annotated[
+    Path | None,
+    typer.Option(
+        "--recipe", metavar="FILE", help="Do what this recipe says, in place of rules: a file of --recipe-out."
+    ),
+]
+RecipeOut = Annotated[
+    Path | None,
+    typer.Option("--recipe-out", metavar="FILE", help="Write what was done as out.json, or as a script: out.py."),
+]
+Depth = Annotated[int | None, typer.Option("--depth", min=1, help="Levels of the tree; all if not given.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Draw the modules and their graphs: out.html.")
+]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Options of a command for the model and its batch."""
+    """What a command is asked about.
 
-    wanted: Wanted
-    device: str
-    rows: int
-    length: int
+    Attributes:
+        name: ``module:factory``, ``library:name``, a folder, the id of a cached model, or a model type of transformers.
+        tiny: use a few small layers with random weights.
+        attention: attention implementation in transformers; its default if "".
+        trust_remote_code: run code included with the model.
+        device: where it runs.
+        rows: rows of the batch that is made for it.
+        length: tokens of each row.
+    """
 
-    def load(self) -> tuple[Loaded, Schedule]:
-        """Load the model, and create its schedule with a batch.
+    name: str
+    tiny: bool = False
+    attention: str = ""
+    trust_remote_code: bool = False
+    device: str = "cpu"
+    rows: int = 2
+    length: int = 12
 
-        Raises:
-            CommandError: there is no such model or device here.
-            NotApplicable: no batch can be made for it.
-        """
-        _refuse_device(self.device)
-        with stage(f"loading {self.wanted.name}"):
-            loaded = self.wanted.load()
-            model = loaded.model.to(self.device)
-        batch = loaded.batch
-        if batch is None:
-            with stage("making a batch for it"):
-                batch = self._example(model, loaded.shapes)
-        return loaded, create_schedule(model, _moved(batch, self.device))
 
-    def _example(self, model: nn.Module, shapes: Sequence[Sequence[int]]) -> Any:
+def named_rules(text: str) -> list[str]:
+    """Return the names in ``--rules``.
+
+    Raises:
+        CommandError: one of them is no set, family or rule.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    known = [*SETS, *FAMILIES, *(rule for rules in FAMILIES.values() for rule in rules)]
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known)
+            fix = f"{near}{near and ' '}`fxschedule rules` lists them"
+            raise CommandError(f"there is no rule or family {name!r}", Code.USAGE, fix=fix)
+    return names
+
+
+def refuse_no_model(name: str) -> None:
+    """Raise if ``name`` is a file of Python that is not there, or that no function is named of.
+
+    Raises:
+        CommandError: says which functions the file has.
+    """
+    where, colon, _ = name.partition(":")
+    if not where.endswith(".py"):
+        return
+    file = Path(where)
+    if not file.is_file():
+        raise CommandError(f"there is no file {where}", Code.NO_MODEL, fix="path/to/file.py:factory, or module:factory")
+    if not colon:
         try:
-            return found_inputs(model, self.rows, self.length, repaired if self.wanted.tiny else None, shapes)
-        except NotApplicable as error:
-            error.fix += "; here, name a factory that returns (model, batch): module:factory or file.py:factory"
-            raise
+            functions = [node.name for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.FunctionDef)]
+        except SyntaxError as error:
+            raise CommandError(f"{where} is not Python: {error}", Code.NO_MODEL, fix="correct it") from error
+        named = " or ".join(f"{where}:{each}" for each in functions if not each.startswith("_"))
+        raise CommandError(
+            f"{where} is a file: which of its functions makes the model?",
+            Code.NO_MODEL,
+            fix=named or "write a function without arguments that returns the model, and name it: file.py:factory",
+        )
 
 
 def guarded(cost_guard: bool | None, tiny: bool) -> bool:
     """Return the ``--cost-guard`` option, or by default enable the guard except with ``--tiny``."""
     return not tiny if cost_guard is None else cost_guard
-
-
-def rules_of(names: str) -> list[Rule]:
-    """Return the rules named in ``--rules``.
-
-    Raises:
-        CommandError: there is no such rule.
-    """
-    try:
-        return select_rules([name.strip() for name in names.split(",") if name.strip()])
-    except MatchError as error:
-        raise CommandError(error.why, Code.USAGE, fix=error.fix) from error
-
-
-def _refuse_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise CommandError(
-            f"nothing runs on {device!r} here: {reason}", Code.USAGE, fix="`fxschedule doctor`"
-        ) from error
-
-
-def _moved(batch: Any, device: str) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {name: _moved(value, device) for name, value in batch.items()}
-    return type(batch)(_moved(value, device) for value in batch) if type(batch) in (list, tuple) else batch

@@ -90,14 +90,9 @@ def emit(data: Any) -> None:
 
 @contextmanager
 def stage(what: str) -> Iterator[None]:
-    """Show the current stage with a spinner in a terminal, else with a line."""
-    console = stderr()
-    if console.is_terminal:
-        with console.status(f"{what} …"):
-            yield
-    else:
-        console.print(f"{what} …")
-        yield
+    """Print what the block does, above the progress bars of its parts."""
+    stderr().print(f"{what} …")
+    yield
 
 
 def refuse_unwritable(path: Path, what: str, suffixes: tuple[str, ...]) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from fxschedule.cli.output import Code, CommandError
 from schedule.api.replay import load_recipe, replay
@@ -18,17 +15,6 @@ from schedule.report.entries import Entry
 from schedule.report.report import Report
 from schedule.util.errors import RecipeError
 from schedule.util.files import write
-
-In = Annotated[
-    Path | None,
-    typer.Option(
-        "--recipe", metavar="FILE", help="Do what this recipe says, in place of rules: a file of --recipe-out."
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option("--recipe-out", metavar="FILE", help="Write what was done as out.json, or as a script: out.py."),
-]
 
 
 def read(path: Path, trusted: bool) -> Recipe:
@@ -64,7 +50,7 @@ def replayed(sch: Schedule, recipe: Recipe) -> Report:
         for step in sch.history[before:]
         for path, matches in step.touched.items()
     ]
-    batch = sch.tree.graphs.example_inputs
+    batch = sch.tree.graphs.batch
     costs, ratio = (partial(since, sch, batch, before) for since in (costs_since, ratio_since))
     return Report(entries, sch.module, costs, ratio, sch)  # type: ignore[arg-type]
 

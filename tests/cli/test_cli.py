@@ -100,7 +100,9 @@ def test_doctor_says_what_runs_here() -> None:
 
 
 def test_doctor_says_no_where_only_plain_torch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxschedule.cli.looking.why_unavailable", lambda name, _: "" if name == "reference" else "gone")
+    monkeypatch.setattr(
+        "fxschedule.cli.inspect_commands.why_unavailable", lambda name, _: "" if name == "reference" else "gone"
+    )
     result = run("doctor")
     assert result.exit_code == 1 and "does not run: gone" in result.stdout
 
@@ -263,7 +265,7 @@ def test_a_model_without_a_batch_is_asked_for_one() -> None:
 def test_a_report_that_cannot_be_written_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fxschedule.cli.models.Wanted.load", lambda self: pytest.fail("it was loaded"))
+    monkeypatch.setattr("fxschedule.cli.batches.load_model", lambda asked: pytest.fail("it was loaded"))
     (tmp_path / "folder.html").mkdir()
     for path in (tmp_path / "none" / "out.html", tmp_path / "out.txt", tmp_path / "folder.html"):
         result = run("optimize", MODEL, "--report", str(path))
@@ -283,7 +285,7 @@ def test_a_recipe_is_written_and_done_again(tmp_path: Path) -> None:
 
 
 def test_a_recipe_that_is_none_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxschedule.cli.models.Wanted.load", lambda self: pytest.fail("it was loaded"))
+    monkeypatch.setattr("fxschedule.cli.batches.load_model", lambda asked: pytest.fail("it was loaded"))
     (tmp_path / "no.json").write_text("{}")
     for arguments in (("--recipe", "no.json"), ("--recipe", "none.json"), ("--recipe-out", "out.txt")):
         assert (

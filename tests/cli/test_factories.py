@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fxschedule.cli.factories import from_factory
+from fxschedule.cli.options import refuse_no_model
 from fxschedule.cli.output import Code, CommandError
 from tests.cli.test_cli import data, run
 
@@ -116,7 +117,10 @@ def test_files_that_cannot_be_imported(made: str, text: str, why: str, fix: str)
 
 def test_files_that_are_not_there_or_hidden(made: str, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"there is no file none/models\.py"):
-        from_factory("none/models.py:make")
+        refuse_no_model("none/models.py:make")
+    with pytest.raises(CommandError, match="which of its functions makes the model") as caught:
+        refuse_no_model(made)
+    assert f"{made}:model or {made}:with_tensor" in caught.value.fix
     (tmp_path / "torch.py").write_text(TEXT)
     with pytest.raises(CommandError, match="hidden by another module 'torch'") as caught:
         from_factory(f"{tmp_path / 'torch.py'}:model")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fxschedule.cli.models import Wanted
+from fxschedule.cli.models import load_model
+from fxschedule.cli.options import Asked
 from fxschedule.cli.output import Code, CommandError
 from tests.cli.test_cli import data, run
 
@@ -104,33 +105,33 @@ def test_images_have_the_size_that_the_library_says_or_a_small_one(arguments: tu
 
 
 def test_settings_of_diffusers_are_reduced_for_a_tiny_model() -> None:
-    small = Wanted("diffusers:UNet", tiny=True).load()
+    small = load_model(Asked("diffusers:UNet", tiny=True))
     assert small.origin == "diffusers, random weights, tiny"
     assert [conv.out_channels for conv in small.model.convs] == [32, 64, 128] and small.model.context.in_features == 64
-    whole = Wanted("diffusers:UNet").load()
+    whole = load_model(Asked("diffusers:UNet"))
     assert whole.origin == "diffusers, random weights" and whole.model.context.in_features == 512
     assert data("optimize", "diffusers:UNet", "--tiny")["origin"] == small.origin
 
 
 def test_a_tiny_model_is_the_same_each_time() -> None:
-    one, two = (Wanted("timm:vit_tiny", tiny=True).load().model for _ in range(2))
+    one, two = (load_model(Asked("timm:vit_tiny", tiny=True)).model for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
     ("wanted", "why", "fix"),
     [
-        (Wanted("timm:vit_tyni"), "timm has no model 'vit_tyni'", "did you mean 'vit_tiny'?"),
-        (Wanted("timm:hf_hub:timm/x"), "timm has no model 'hf_hub:timm/x'", "3 names, such as vit_tiny"),
-        (Wanted("timm:broken"), "no broken can be made: no such layer", "module:factory"),
-        (Wanted("diffusers:Unet"), "has no model 'Unet'", "did you mean 'UNet'"),
-        (Wanted("diffusers:Pipeline"), "it is no nn.Module", "module:factory"),
-        (Wanted("diffusers:Never", tiny=True), "what is Never called with?", "--tiny out"),
+        (Asked("timm:vit_tyni"), "timm has no model 'vit_tyni'", "did you mean 'vit_tiny'?"),
+        (Asked("timm:hf_hub:timm/x"), "timm has no model 'hf_hub:timm/x'", "3 names, such as vit_tiny"),
+        (Asked("timm:broken"), "no broken can be made: no such layer", "module:factory"),
+        (Asked("diffusers:Unet"), "has no model 'Unet'", "did you mean 'UNet'"),
+        (Asked("diffusers:Pipeline"), "it is no nn.Module", "module:factory"),
+        (Asked("diffusers:Never", tiny=True), "what is Never called with?", "--tiny out"),
     ],
 )
-def test_what_a_library_does_not_have(wanted: Wanted, why: str, fix: str) -> None:
+def test_what_a_library_does_not_have(wanted: Asked, why: str, fix: str) -> None:
     with pytest.raises(CommandError) as caught:
-        wanted.load()
+        load_model(wanted)
     assert why in caught.value.why and fix in caught.value.fix and caught.value.code == Code.NO_MODEL
 
 

@@ -1,4 +1,4 @@
-"""Read-only commands: show, explain, rules, primitives, doctor."""
+"""What the read-only commands do: show, explain, rules, primitives, doctor."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import platform
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -17,118 +16,68 @@ import fused
 from fused.assumptions import TABLE, failing
 from fused.backends.availability import why_unavailable
 from fused.versions import untested_releases
-from fxschedule.cli import options
+from fxschedule.cli.batches import load
 from fxschedule.cli.explaining import Verdict, verdict
-from fxschedule.cli.models import Wanted
-from fxschedule.cli.output import Code, command, emit, refuse_unwritable, stage, stdout
+from fxschedule.cli.options import Asked
+from fxschedule.cli.output import Code, emit, stage, stdout
 from schedule.capture.tracing.specialization import original_class
 from schedule.primitives import list_primitives
 from schedule.report.tree_text import rendered_tree
-from schedule.rules import list_rules
+from schedule.rules import list_rules, select_rules
 from schedule.util.graph_text import graph_lines
 
-Depth = Annotated[int | None, typer.Option("--depth", min=1, help="Levels of the tree; all if not given.")]
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Draw the modules and their graphs: out.html.")
-]
 
-
-@command
-def show(
-    model: options.Name,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Show the graph of this module; '.' is the root.")] = "",
-    depth: Depth = None,
-    tiny: options.Tiny = False,
-    attention: options.Attention = "",
-    html: Html = None,
-    trust_remote_code: options.Remote = False,
-    as_json: options.Json = False,
-) -> Code:
-    """Print the modules of a model as a tree, or the traced graph of the module at PATH.
-
-    With --html, write the modules and their graphs as a page for a browser: click a module to see its graph.
-
-    Exit codes: 0 done, 2 no such PATH, or the page cannot be written, 3 no such model here, 4 the module cannot be
-    traced; the message says at which line.
-
-    Examples: fxschedule show gpt2 --depth 3; fxschedule show gpt2 transformer.h.0.mlp; fxschedule show gpt2 --html
-    gpt2.html
-    """
-    if html is not None:
-        refuse_unwritable(html, "page", (".html",))
-    wanted = Wanted(model, tiny, attention, trust_remote_code)
-    loaded, sch = options.Asked(wanted, "cpu", 2, 12).load()
+def show(asked: Asked, path: str, depth: int | None, html: Path | None, as_json: bool) -> Code:
+    """Print the modules as a tree, or a graph, or write a page."""
+    loaded, sch = load(asked)
     node = sch if path in ("", ".") else sch.select(path)[0]
     if html is not None:
         with stage("tracing and drawing"):
             node.show_graph(html)
         if as_json:
-            emit({"model": model, "origin": loaded.origin, "path": node.path, "html": html})
+            emit({"model": asked.name, "origin": loaded.origin, "path": node.path, "html": html})
         else:
             stdout().print(f"page: {html}", soft_wrap=True)
     elif path:
         with stage(f"tracing {node.label}"):
             lines = graph_lines(list(node.graph.nodes))
         if as_json:
-            emit({"model": model, "origin": loaded.origin, "path": node.path, "graph": lines})
+            emit({"model": asked.name, "origin": loaded.origin, "path": node.path, "graph": lines})
         else:
             stdout().print(f"{node.label}: {original_class(node.module).__name__}", style="bold")
             stdout().print("\n".join(f"    {line}" for line in lines), markup=False, soft_wrap=True)
     elif as_json:
         every = [name for name, _ in sch.named_schedules() if depth is None or name.count(".") < depth]
         modules = {name: original_class(sch.module.get_submodule(name)).__name__ for name in every}
-        emit({"model": model, "origin": loaded.origin, "modules": modules})
+        emit({"model": asked.name, "origin": loaded.origin, "modules": modules})
     else:
         stdout().print(rendered_tree(sch, depth))
     return Code.DONE
 
 
-@command
-def explain(
-    model: options.Name,
-    path: options.ModulePath,
-    rule: Annotated[str, typer.Option("--rule", help="A rule, or a family of them.", show_default=False)],
-    cost_guard: options.CostGuard = None,
-    tiny: options.Tiny = False,
-    attention: options.Attention = "",
-    batch_size: options.Rows = 4,
-    length: options.Length = 128,
-    trust_remote_code: options.Remote = False,
-    as_json: options.Json = False,
-) -> Code:
-    """Explain why a rule does or does not apply in a module and all below.
-
-    If it applies, the matched part of the graph is shown. Otherwise the reason is shown, or the longest partial match
-    of its pattern with the node at which it failed: the expected node and the actual one.
-
-    Exit codes: 0 it applies, 1 it does not, 2 no such PATH or rule, 3 no such model here, 4 the model is refused.
-
-    Example: fxschedule explain gpt2 transformer.h.0.mlp --rule bias_gelu
-    """
-    chosen = options.rules_of(rule)
-    asked = options.Asked(Wanted(model, tiny, attention, trust_remote_code), "cpu", batch_size, length)
-    _, sch = asked.load()
+def explain(asked: Asked, path: str, rules: list[str], cost_guard: bool, as_json: bool) -> Code:
+    """Explain why rules do or do not apply in a module."""
+    _, sch = load(asked)
     node = sch if path == "." else sch.select(path)[0]
     with stage(f"searching {node.label}"):
-        found: list[Verdict] = [verdict(node, each, options.guarded(cost_guard, tiny)) for each in chosen]
+        found: list[Verdict] = [verdict(node, each, cost_guard) for each in select_rules(rules)]
     if as_json:
-        emit({"model": model, "path": node.path, "rules": [each.to_dict() for each in found]})
+        emit({"model": asked.name, "path": node.path, "rules": [each.to_dict() for each in found]})
     else:
         for each in found:
             stdout().print(each, soft_wrap=True)
     return Code.DONE if any(each.applies for each in found) else Code.NO
 
 
-@command
-def rules(as_json: options.Json = False) -> Code:
-    """List the rewrite rules with their names and replacements.
-
-    Exit codes: 0 done.
-    """
+def rules(as_json: bool) -> Code:
+    """List the rules; names are never cut."""
     if as_json:
         emit([{"name": r.name, "family": r.family, "sets": r.sets, "summary": r.summary} for r in list_rules()])
         return Code.DONE
-    table = Table("family", "rule", "sets", "becomes")
+    table = Table()
+    for name in ("family", "rule", "sets"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("becomes", overflow="fold")
     shown = ""
     for rule in list_rules():
         table.add_row("" if rule.family == shown else rule.family, rule.name, ", ".join(rule.sets), Text(rule.summary))
@@ -137,12 +86,8 @@ def rules(as_json: options.Json = False) -> Code:
     return Code.DONE
 
 
-@command
-def primitives(as_json: options.Json = False) -> Code:
-    """List the built-in and registered primitives of a schedule.
-
-    Exit codes: 0 done.
-    """
+def primitives(as_json: bool) -> Code:
+    """List the primitives."""
     found = list_primitives()
     if as_json:
         emit(found)
@@ -154,17 +99,8 @@ def primitives(as_json: options.Json = False) -> Code:
     return Code.DONE
 
 
-@command
-def doctor(
-    features: Annotated[bool, typer.Option("--features", help="List also the features that work here.")] = False,
-    as_json: options.Json = False,
-) -> Code:
-    """Print versions, devices, available compilers, features that are off here, and the backend of each fused op.
-
-    A feature is off if what it assumes of torch, CPython or transformers does not hold in the releases installed here.
-
-    Exit codes: 0 fused ops run compiled or as Triton kernels, 1 only plain torch runs.
-    """
+def doctor(features: bool, as_json: bool) -> Code:
+    """Print what is installed, and what runs here."""
     _import_if_installed("transformers")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     versions = {"python": platform.python_version(), "torch": torch.__version__}
