@@ -81,7 +81,7 @@ model.generate(ids[:1, :5], max_new_tokens=5, do_sample=False, pad_token_id=2)
 
 # %%
 fresh = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-sch = schedule.create_schedule(fresh, example_inputs=batch)
+sch = schedule.create_schedule(fresh, batch=batch)
 schedule.optimize(sch["transformer.h.*.attn"], cost_guard=False)
 sch["transformer.h.0"]
 
@@ -118,7 +118,7 @@ colors = ["#888888", "#a9d18e", "#70ad47"]
 bars = axes.barh(list(saved), [cost.saved_bytes / 1e6 for cost in saved.values()], color=colors)
 axes.bar_label(bars, fmt="%.1f MB", padding=3)
 axes.invert_yaxis()
-axes.set_xlabel("saved for the backward pass")
+axes.set_xlabel("kept for the backward pass")
 axes.margins(x=0.15)
 figure.tight_layout()
 

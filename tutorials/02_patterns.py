@@ -43,7 +43,7 @@ batch = {"input_ids": ids, "attention_mask": mask, "labels": ids}
 # encoder made of the padding, numbers to add.
 
 # %%
-sch = schedule.create_schedule(model, example_inputs=batch)
+sch = schedule.create_schedule(model, batch=batch)
 attention = sch["bert.encoder.layer.*.attention.self"]
 print(attention)
 print(attention[0].graph.python_code("self").src)
@@ -159,7 +159,7 @@ figure, axes = plt.subplots(figsize=(6, 3))
 axes.plot(lengths, before, "o-", color="#888888", label="original")
 axes.plot(lengths, after, "o-", color="#70ad47", label="fused")
 axes.set_xlabel("tokens")
-axes.set_ylabel("MB saved for backward")
+axes.set_ylabel("MB kept for backward")
 axes.legend()
 figure.tight_layout()
 

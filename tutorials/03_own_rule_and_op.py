@@ -12,7 +12,7 @@
 # # A rule and an op of your own
 #
 # An op is an autograd function with a formula that defines it. A rule says which code it may stand for, and carries the
-# proof that both are the same. The example is *snake*, $x + \sin^2(\alpha x) / \alpha$, the activation of audio codecs
+# proof that both are the same. The example is *snake*, `x + sin²(αx) / α`, the activation of audio codecs
 # such as DAC, for which no rule is built in.
 
 # %%
@@ -38,15 +38,15 @@ config = hf.DacConfig(
 )
 model = hf.DacModel(config)
 batch = {"input_values": torch.randn(2, 1, 256)}
-sch = schedule.create_schedule(model, example_inputs=batch)
+sch = schedule.create_schedule(model, batch=batch)
 print(sch["decoder.snake1"].graph.python_code("self").src)
 
 # %% [markdown]
 # ## The op
 #
 # First the formula in plain torch: it is what the op means. Eager torch keeps a tensor of most steps of this for the
-# backward pass. $x$ and $\alpha$ are enough, since the gradient can be worked out from them:
-# $\partial x = 1 + \frac{\alpha}{\alpha + \epsilon} \sin(2\alpha x)$.
+# backward pass. `x` and `α` are enough, since the gradient can be worked out from them:
+# `∂x = 1 + α / (α + ε) · sin(2αx)`.
 
 # %%
 EPS = 1e-9
@@ -133,7 +133,7 @@ print(prove(rule))
 # %% [markdown]
 # ## What the proof refuses
 #
-# A wrong op. Forgetting the 2 in $\sin(2\alpha x)$ is easy, and training goes on with it, only worse.
+# A wrong op. Forgetting the 2 in `sin(2αx)` is easy, and training goes on with it, only worse.
 
 
 # %%

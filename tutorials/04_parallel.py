@@ -43,7 +43,7 @@ batch = batch_of(0, rows=4)
 # features) and ends with *rows* (every rank has a partial sum, which an all-reduce adds up).
 
 # %%
-sch = schedule.create_schedule(model, example_inputs=batch)
+sch = schedule.create_schedule(model, batch=batch)
 plan = sch.shard_plan(2)
 print(plan)
 
@@ -71,7 +71,7 @@ print("equal:   ", tried.equal(), f"(outputs {tried.output:.0e}, gradients {trie
 # A mistake shows. Here one layer's MLP forgets its collectives, so that each rank goes on with its partial sum.
 
 # %%
-wrong = schedule.create_schedule(model, example_inputs=batch).shard_plan(2).without("vocabulary")
+wrong = schedule.create_schedule(model, batch=batch).shard_plan(2).without("vocabulary")
 mlp = next(group for group in wrong.groups if group.name == "model.layers.1.mlp")
 mlp.syncs.clear()
 tried = simulate(model, batch, lambda sch: sch.apply_plan(wrong), ranks=2)
@@ -145,7 +145,7 @@ torch.manual_seed(0)
 with torch.device("meta"):
     alone = llama(width=64, layers=2)
 example = {name: value.to("meta") for name, value in batch_of(0, 2).items()}
-alone = schedule.build(schedule.create_schedule(alone, example_inputs=example)).train()
+alone = schedule.build(schedule.create_schedule(alone, batch=example)).train()
 optimizer = torch.optim.AdamW(alone.parameters(), lr=3e-3, foreach=False)
 curves["one process"] = []
 for step in range(STEPS):

@@ -9,7 +9,7 @@
 # ---
 
 # %% [markdown]
-# # Coming from Slapo, Megatron-LM, Liger or torch.compile
+# # Coming from Liger, Unsloth, torch.compile, Megatron-LM or Slapo
 #
 # What you wrote there, and what you write here. Our side of each runs in this notebook; of the others only
 # `torch.compile` does.
@@ -18,6 +18,7 @@
 import copy
 
 import matplotlib.pyplot as plt
+import peft
 import torch
 import torch.nn.functional as F
 import transformers as hf
@@ -38,12 +39,12 @@ hf.set_seed(0)
 #
 # | Slapo | here |
 # |---|---|
-# | `sch = slapo.create_schedule(model)` | `sch = schedule.create_schedule(model, example_inputs=batch)` |
+# | `sch = slapo.create_schedule(model)` | `sch = schedule.create_schedule(model, batch=batch)` |
 # | `sch.mod` | `sch.module` |
 # | `sch.trace(flatten=True)` first | nothing: `find` traces by need, with open sizes |
 # | `sch["fc1"].decompose()`, so that the bias can be matched | nothing: `find` looks into a Linear |
 # | `sch.find(pattern)` | `sch.find(pattern, expect=1)`, and globs: `sch["h.*.mlp"].find(…)` |
-# | `sch.fuse(found, compiler="TorchScript", name=…)` | `sch.fuse(found)`: the fused op, or inductor; backward too |
+# | `sch.fuse(found, compiler="TorchScript", name=…)` | `sch.fuse(found)`, or `sch.fuse("bias_gelu")`; backward too |
 # | `sch["fc1"].shard("weight", axis=0)` | the same |
 # | `sch["fc2"].sync(mode="fwd_post", sync_op_or_fn="all_reduce")` | `sch["fc2"].sync("fwd_post", "all_reduce")` |
 # | `slapo.random.CudaRNGStatesTracker` | `schedule.RNGStatesTracker`; on each rank, `sch["attn"].fork_rng()` |
@@ -69,7 +70,7 @@ def bias_gelu(x, bias):
 
 
 mlp, x = MLP(16), torch.randn(8, 16)
-sch = schedule.create_schedule(mlp, example_inputs=x)
+sch = schedule.create_schedule(mlp, batch=x)
 sch.fuse(sch.find(bias_gelu, expect=1))
 print(sch.graph.python_code("self").src)
 
@@ -125,7 +126,7 @@ llama_config = hf.LlamaConfig(
 llama = hf.LlamaForCausalLM(llama_config)
 ids = torch.randint(0, 512, (4, 64))
 batch = {"input_ids": ids, "labels": ids}
-plan = schedule.create_schedule(llama, example_inputs=batch).shard_plan(2, sequence=True)
+plan = schedule.create_schedule(llama, batch=batch).shard_plan(2, sequence=True)
 for name in ("model.layers.0.mlp", "model.layers.0.self_attn"):
     group = next(group for group in plan.groups if group.name == name)
     print(name, "sharded:", [step.path.rpartition(".")[2] for step in group.shards])
@@ -148,7 +149,7 @@ for name in ("model.layers.0.mlp", "model.layers.0.self_attn"):
 
 # %%
 twin = copy.deepcopy(llama)
-sch = schedule.create_schedule(llama, example_inputs=batch)
+sch = schedule.create_schedule(llama, batch=batch)
 report = schedule.optimize(sch, rules="memory", cost_guard=False, measure=True)
 report
 
@@ -171,9 +172,31 @@ for color, when, shift in (("#888888", "before", -0.2), ("#70ad47", "after", 0.2
     axes.barh([shift, 1 + shift], sizes, height=0.38, color=color, label=when)
 axes.set_yticks(range(2), names)
 axes.invert_yaxis()
-axes.set_xlabel("MB saved for backward")
+axes.set_xlabel("MB kept for backward")
 axes.legend()
 figure.tight_layout()
+
+# %% [markdown]
+# ## From Unsloth
+#
+# Unsloth loads a model by a class of its own, with kernels for the language models that it knows, and trains LoRA or
+# all of it on a GPU. Here the model is loaded as always, and LoRA may come before the schedule or after it.
+#
+# | Unsloth | here |
+# |---|---|
+# | `import unsloth` before transformers | in any order |
+# | `FastLanguageModel.from_pretrained(name)` | `AutoModelForCausalLM.from_pretrained(name)` |
+# | `FastLanguageModel.get_peft_model(model, r=16, …)` | `peft.get_peft_model(model, LoraConfig(r=16, …))` |
+# | `use_gradient_checkpointing="unsloth"` | the same of transformers, or `sch["…"].checkpoint(budget="8GB")` |
+# | | `schedule.optimize(model, batch, rules="memory")` |
+# | `SFTTrainer(model, …)` | the same, or `callbacks=[OptimizeCallback(rules="memory")]` |
+# | `model.save_pretrained_merged(…)` | `model.merge_and_unload()`: it is PEFT's own model |
+
+# %%
+lora = peft.get_peft_model(copy.deepcopy(twin), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+tuned = schedule.optimize(lora, batch, rules="memory", cost_guard=False)
+print(tuned.sentence)
+print("equal:", bool(schedule.verify(lora, batch, steps=1)))
 
 # %% [markdown]
 # ## From torch.compile
@@ -212,6 +235,7 @@ print(f"losses {(together.loss - alone.loss).abs().item():.0e} apart")
 # | Slapo [1] | models that it has a schedule for, or yours | one model | – |
 # | Megatron-LM [2] | models written in its layers | its own layers | – |
 # | Liger [3] | HuggingFace models that it has a patch for | the process, or one model | reloading the modules [4] |
+# | Unsloth [6] | language models that it has code for | the process, when it is imported | – |
 # | torch.compile [5] | any code | a wrapper, or in place by `model.compile()` | the object it was made of |
 # | here | any module; rules by pattern | one model | `sch.undo()`, to the bit |
 #
@@ -237,4 +261,6 @@ print(f"losses {(together.loss - alone.loss).abs().item():.0e} apart")
 #    pull request [1404](https://github.com/linkedin/Liger-Kernel/pull/1404), open when this was written.
 # 4. `test/utils.py` of Liger-Kernel; see its pull request
 #    [1389](https://github.com/linkedin/Liger-Kernel/pull/1389).
-# 5. [`torch.compile`](https://docs.pytorch.org/docs/2.13/generated/torch.compile.html) of PyTorch 2.13.
+# 5. [`torch.compile`](https://docs.pytorch.org/docs/2.15/generated/torch.compile.html) of PyTorch 2.15.
+# 6. [TRL's page on Unsloth](https://huggingface.co/docs/trl/unsloth_integration), and
+#    [Unsloth's repository](https://github.com/unslothai/unsloth).

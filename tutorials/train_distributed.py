@@ -105,7 +105,7 @@ def scheduled(args: argparse.Namespace, mesh: DeviceMesh) -> Schedule:
     with torch.device("meta"):
         model = llama(args.width, args.layers)
     example = {name: value.to("meta") for name, value in batch_of(0, 2).items()}
-    sch = schedule.create_schedule(model, example_inputs=example, mesh=mesh)
+    sch = schedule.create_schedule(model, batch=example, mesh=mesh)
     if mesh["tp"].size() > 1:
         sch.apply_plan(sch.shard_plan(vocabulary=False))
     if args.checkpoint:

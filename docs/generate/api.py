@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -20,9 +20,19 @@ GROUPS = {
 }
 
 
+FIRST = ("optimize", "create_schedule", "verify")
+"""What most users need, and with it how to take it back."""
+
+
 def public_reference() -> str:
-    """Every public name: functions, classes with their methods, errors."""
-    return _reference(schedule)
+    """Every public name: those that most users need, then functions, classes with their methods, errors."""
+    parts = ["## First\n"]
+    for name in FIRST:
+        parts += [f"### {name}\n", *_about(f"schedule.{name}", getattr(schedule, name))]
+    for name in ("undo", "undo_all"):
+        member = getattr(schedule.Schedule, name)
+        parts += [f"### Schedule.{name}\n", signature(f"sch.{name}", member), documented(member)]
+    return "\n".join([*parts, _reference(schedule, without=FIRST)])
 
 
 def testing_reference() -> str:
@@ -35,10 +45,11 @@ def huggingface_reference() -> str:
     return _reference(huggingface)
 
 
-def _reference(package: ModuleType) -> str:
+def _reference(package: ModuleType, without: Collection[str] = ()) -> str:
     parts: list[str] = []
     for group, belongs in GROUPS.items():
         found = {name: value for name in package.__all__ if belongs(value := getattr(package, name))}
+        found = {name: value for name, value in found.items() if name not in without}
         parts += [f"## {group}\n"] if found else []
         for name, value in found.items():
             parts += [f"### {name}\n", *_about(f"{package.__name__}.{name}", value)]

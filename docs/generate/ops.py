@@ -10,6 +10,7 @@ import torch
 
 import fused
 from docs.generate.docstrings import documented, markdown, signature
+from docs.generate.op_examples import EXAMPLES, SETUP
 
 
 def op_reference() -> str:
@@ -17,13 +18,18 @@ def op_reference() -> str:
     families: dict[str, list[str]] = {}
     for name in fused.__all__:
         families.setdefault(_family(getattr(fused, name)), []).append(name)
-    parts: list[str] = []
+    parts = ["The examples of single ops run after these lines:\n", _code(SETUP)]
     for family in sorted(families):
         about = sys.modules[family].__doc__ or ""
         parts += [f"## {family.removeprefix('fused.').replace('_', ' ').capitalize()}\n", markdown(about)]
         for name in families[family]:
             parts += [f"### {name}\n", *_about(name, getattr(fused, name))]
+            parts += [_code(EXAMPLES[name])] if name in EXAMPLES else []
     return "\n".join(parts)
+
+
+def _code(text: str) -> str:
+    return f"```python\n{text.rstrip()}\n```\n"
 
 
 def _family(value: Any) -> str:

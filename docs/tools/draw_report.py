@@ -30,7 +30,10 @@ def main() -> None:
     model, batch = transformers.GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page = Path(folder) / "report.html"
-        schedule.optimize(model, batch, cost_guard=False).to_html(page)
+        report = schedule.optimize(model, batch, cost_guard=False)
+        report.timed(rounds=9)
+        report.verify(steps=1)
+        report.to_html(page)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1280, "height": 960})
         tab.goto(page.as_uri())
