@@ -12,6 +12,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["FXSCHEDULE_INTERNAL_ERRORS"] = "raise"
 # Which library multiplies faster differs between machines, and what is tested is not to; tests of it set it to 1.
 os.environ["FUSED_ONEDNN"] = "0"
+# What is printed is as wide as if there were no terminal; pytest-xdist tells its workers the width of its own.
+os.environ.pop("COLUMNS", None)
 
 import builtins
 import itertools

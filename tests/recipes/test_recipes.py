@@ -290,7 +290,7 @@ def test_files(sch: Schedule, tmp_path: object) -> None:
     assert json.loads(path.read_text())["version"] == 1 and [f.name for f in folder.iterdir()] == [path.name]
     assert schedule.load_recipe(folder) == schedule.load_recipe(path) == recipe
     model = small()
-    assert schedule.load_recipe(folder, schedule.create_schedule(model, ids()), trust="tests") == recipe
+    assert schedule.load_recipe(folder, schedule.create_schedule(model, ids()), trust="tests").recipe() == recipe
     assert schedule.create_schedule(model, ids()).module.blocks[0].mlp.__class__ is not type(small().blocks[0].mlp)
     with pytest.raises(RecipeError, match="cannot be read"):
         schedule.load_recipe(folder / "none")

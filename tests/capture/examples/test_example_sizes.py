@@ -127,7 +127,7 @@ def test_an_argument_that_a_refusal_names_is_made() -> None:
 def test_an_argument_that_a_refusal_names_is_asked_for() -> None:
     with pytest.raises(NotApplicable) as caught:
         example_inputs(Asking("other"))
-    assert caught.value.fix == "pass one batch as example_inputs: dict(input_ids=…, other=…)"
+    assert caught.value.fix == "pass a batch: batch=dict(input_ids=…, other=…)"
 
 
 class Embedded(nn.Module):
@@ -181,7 +181,7 @@ def test_the_question_says_what_was_tried_and_where_it_was_refused(error: type[E
     refusal = f"the model refused input_ids [2, 12], attention_mask [2, 12]: {error.__name__}: Which language?"
     assert refusal in caught.value.why and "test_example_sizes.py:" in caught.value.why
     assert caught.value.where == "Picky.forward(input_ids, attention_mask=…)"
-    assert caught.value.fix == "pass one batch as example_inputs: dict(input_ids=…)"
+    assert caught.value.fix == "pass a batch: batch=dict(input_ids=…)"
 
 
 class Session(nn.Module):

@@ -160,7 +160,7 @@ def test_asks_for_what_is_missing() -> None:
     with pytest.raises(NotApplicable) as caught:
         example_inputs(Asking())
     assert "what is Asking called with?" in str(caught.value)
-    assert "example_inputs: dict(molecules=…)" in str(caught.value) and "forward(" in str(caught.value)
+    assert "batch=dict(molecules=…)" in str(caught.value) and "forward(" in str(caught.value)
 
 
 def test_asks_for_arguments_of_a_model_without_a_config() -> None:

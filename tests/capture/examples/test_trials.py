@@ -130,7 +130,7 @@ def test_the_error_is_that_of_the_call_that_ran_furthest() -> None:
         NotApplicable, match=r"(?s)refused x \[2, 12, 4\], .*no attribute 'state' \(test_trials"
     ) as caught:
         tried_inputs(Session())
-    assert caught.value.fix == "pass one batch as example_inputs: dict(x=…, session=…)"
+    assert caught.value.fix == "pass a batch: batch=dict(x=…, session=…)"
 
 
 def test_a_model_that_cannot_be_called_is_refused() -> None:
