@@ -108,7 +108,7 @@ def geglu(
     Source: Megatron-LM ``fused_bias_geglu`` (tanh form); Liger-Kernel ``LigerGELUMulFunction``.
     """
     op = "geglu"
-    _refuse_up(op, (approximate,), "gelu_tanh")
+    _refuse_up(op, (approximate,), "gelu_tanh", "approximate must be a text, got Tensor; ")
     how = settings(op, _gelu(op, approximate), clamp_value, fp8_input_store)
     return gated(op, y, None, None, how)
 
@@ -156,11 +156,11 @@ def weighted_bias_geglu(
     return gated(op, y, bias, weights, how)
 
 
-def _refuse_up(op: str, given: Sequence[object], activation: str) -> None:
+def _refuse_up(op: str, given: Sequence[object], activation: str, why: str = "") -> None:
     """Raise if a second tensor was given, where these ops take one."""
     if any(isinstance(each, Tensor) for each in given):
         raise TypeError(
-            f"{op}: takes gate and up in one tensor; for two, fused.gated_activation(gate, up, {activation!r})"
+            f"{op}: {why}it takes gate and up in one tensor; for two, fused.gated_activation(gate, up, {activation!r})"
         )
 
 
@@ -263,7 +263,7 @@ def quick_geglu(
     Source: Megatron-LM ``fused_bias_geglu``; the experts of GPT-OSS have an offset of 1 and a clamp of 7.
     """
     op = "quick_geglu"
-    _refuse_up(op, (linear_offset,), "quick_gelu")
+    _refuse_up(op, (linear_offset,), "quick_gelu", "linear_offset must be a number, got Tensor; ")
     how = settings(op, "quick_gelu", clamp_value, fp8_input_store, linear_offset)
     return gated(op, y, None, None, how)
 

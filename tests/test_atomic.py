@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import schedule
-from schedule import Schedule, history
+from schedule import Schedule
+from schedule.core import history
 from tests.fingerprint import fingerprint
 from tests.primitives.test_replace import Act, Doubled, projection, qkv
 from tests.small import bias_gelu, ids, small

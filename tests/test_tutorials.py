@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from tests.report.test_report import Page
-from tutorials.render import executed, sources
+from tutorials.render import NOTE_OF_TORCH, executed, sources
 
 SOURCES = sources()
 LONG = ("04_parallel", "05_fine_tuning", "06_tuning", "07_coming_from")
@@ -23,12 +23,9 @@ def committed(source: Path) -> Any:
     return nbformat.read(source.with_suffix(".ipynb"), as_version=4)
 
 
-_NOTE_OF_TORCH = re.compile(r"[WE]\d{4} \S+ \d+ torch/.*\s*")
-
-
 def shown(cell: Any) -> set[str]:
     """What a cell shows, as kinds: text, a table, a picture; not the notes that torch logs about a machine."""
-    shown = [each for each in cell.get("outputs", ()) if not _NOTE_OF_TORCH.fullmatch(each.get("text", ""))]
+    shown = [each for each in cell.get("outputs", ()) if not NOTE_OF_TORCH.fullmatch(each.get("text", ""))]
     return {kind for output in shown for kind in output.get("data", {"text": None})}
 
 

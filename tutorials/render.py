@@ -25,6 +25,9 @@ SETTINGS = {
     "PYTHONWARNINGS": "ignore:IProgress not found",
 }
 
+NOTE_OF_TORCH = re.compile(r"[WE]\d{4} \S+ \d+ torch/.*\s*")
+"""What torch logs about a machine, such as that it has no card."""
+
 
 def sources() -> list[Path]:
     """The source of every notebook."""
@@ -56,6 +59,8 @@ def render(source: Path) -> None:
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
         cell.metadata.pop("execution", None)
+        if "outputs" in cell:
+            cell.outputs = [each for each in cell.outputs if not NOTE_OF_TORCH.fullmatch(each.get("text", ""))]
         for output in cell.get("outputs", ()):
             texts = output.get("data", output)
             texts.update({kind: cleaned(texts[kind]) for kind in ("text", "text/plain", "text/html") if kind in texts})

@@ -126,7 +126,8 @@ def shapes_of(batch: Any) -> str:
 def batch_text(batch: Any) -> str:
     """Return the dtypes and shapes of a batch on one line, such as ``input_ids int64 [2, 16], use_cache False``."""
     if isinstance(batch, torch.Tensor):
-        return f"{dtype_text(batch)} {list(batch.shape)}"
+        shape = f"nested, {batch.size(0)} rows" if batch.is_nested else list(batch.shape)
+        return f"{dtype_text(batch)} {shape}"
     if isinstance(batch, Mapping):
         return ", ".join(f"{name} {batch_text(value)}" for name, value in batch.items())
     if isinstance(batch, (tuple, list)):

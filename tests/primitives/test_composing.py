@@ -17,11 +17,11 @@ from schedule import (
     NotApplicable,
     Schedule,
     attempt,
-    composing,
     first_of,
     for_each,
     repeat,
 )
+from schedule.primitives import composing
 from schedule.primitives.registry import unregister
 from tests.fingerprint import fingerprint
 from tests.small import bias_gelu, ids, small

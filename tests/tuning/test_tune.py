@@ -210,8 +210,8 @@ def test_a_cost_may_return_what_it_measured() -> None:
     [
         ({"space": {**SPACE, "typo": [1, 2]}}, "takes a knob named 'typo'"),
         ({"space": {"watch": [1, 2]}}, "takes a knob named 'watch'"),
-        ({"memory": 0}, "memory is a whole number from 1"),
-        ({"memory": 1.5}, "memory is a whole number from 1"),
+        ({"memory": 0}, "memory is a number of bytes"),
+        ({"memory": 1.5}, "memory is a number of bytes"),
         ({"trials": 0}, "trials is a whole number from 1"),
         ({"memory": 100, "cost": lambda sch, rows: 1.0}, "the cost measures no memory"),
     ],
