@@ -50,7 +50,7 @@ Rules = str | Iterable[str | Rule]
 @query
 def optimize(sch: Node, rules: Rules = "default", strict: bool = False, cost_guard: bool = True) -> Report:
     """Optimize this module and all below, like :func:`schedule.optimize`."""
-    rules = rules if isinstance(rules, str) else list(rules)
+    rules = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else rules
     return optimize_by(select_rules(rules), sch, rules=rules, strict=strict, cost_guard=cost_guard)
 
 

@@ -26,6 +26,9 @@ from schedule.report.tree_text import rendered_tree
 from schedule.rules import list_rules, select_rules
 from schedule.util.graph_text import graph_lines
 
+WIDE = 110
+"""Columns from which the rules are a table."""
+
 
 def show(asked: Asked, path: str, depth: int | None, html: Path | None, as_json: bool) -> Code:
     """Print the modules as a tree, or a graph, or write a page."""
@@ -73,6 +76,11 @@ def rules(as_json: bool) -> Code:
     """List the rules; names are never cut."""
     if as_json:
         emit([{"name": r.name, "family": r.family, "sets": r.sets, "summary": r.summary} for r in list_rules()])
+        return Code.DONE
+    if stdout().width < WIDE:
+        for rule in list_rules():
+            stdout().print(f"{rule.name} ({', '.join([rule.family, *rule.sets])})", soft_wrap=True)
+            stdout().print(Text(f"    {rule.summary}"))
         return Code.DONE
     table = Table()
     for name in ("family", "rule", "sets"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -55,7 +56,7 @@ def optimize(
     """
     try:
         with own_errors("optimizing"):
-            rules = rules if isinstance(rules, str) else list(rules)
+            rules = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else rules
             target = model if isinstance(model, (Schedule, Group)) else create_schedule(model, batch)
             report = optimize_by(select_rules(rules), target, batch, rules=rules, strict=strict, cost_guard=cost_guard)
     except InternalError as error:

@@ -34,7 +34,8 @@ def replay(
 
     Args:
         model: a model, or a schedule of it; a recipe with sharding requires a schedule with a mesh.
-        recipe: from :meth:`Schedule.recipe` or :meth:`Recipe.load`; or its file, or a folder that has one.
+        recipe: from :meth:`Schedule.recipe` or :meth:`Recipe.load`; or its file, a folder that has one, or its
+            JSON text.
         batch: as for :func:`create_schedule`; ignored if ``model`` is a schedule.
         trust: what else a recipe that was read may name: packages, modules, or names as ``recipe.references`` has them;
             True for everything.
@@ -45,7 +46,9 @@ def replay(
     """
     if isinstance(model, (str, os.PathLike, Recipe)):
         raise RecipeError("the model comes before the recipe", asked="replay", fix="replay(model, recipe)")
-    if isinstance(recipe, (str, os.PathLike)):
+    if isinstance(recipe, str) and recipe.lstrip().startswith("{"):
+        recipe = Recipe.from_json(recipe)
+    elif isinstance(recipe, (str, os.PathLike)):
         recipe = read_recipe(recipe)
     if not isinstance(recipe, Recipe):
         fix = 'replay(model, recipe), or a file: replay(model, "r.json")'

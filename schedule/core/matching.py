@@ -197,8 +197,11 @@ def named_matches(members: Sequence[Node], matches: Any) -> Any:
     Raises:
         MatchError: there is no such rule, or nothing that it matches; reports the best near miss.
     """
-    if not isinstance(matches, str):
+    if isinstance(matches, (list, tuple)):
         return matches
+    if not isinstance(matches, str):
+        kind = getattr(matches, "__name__", type(matches).__name__)
+        raise MatchError(f"{kind} is not what find() returned", fix="give find(pattern), or the name of a rule")
     if rules.rule_for(matches) is None:
         near = did_you_mean(matches, [rule.name for rule in rules.list_rules()])
         raise MatchError(f"there is no rule {matches!r}", fix=near or "schedule.list_rules() names the rules")
@@ -349,6 +352,9 @@ def _unexpected(searches: Sequence[Search], wanted: Wanted, expect: int, found: 
     best = max(misses, key=lambda item: (item[1].matched, item[1].at is not None), default=None)
     if best is None:
         return MatchError(why, fix="look at sch.graph, and at the modules below")
+    if wanted.rule is not None:
+        fix = f"optimize(sch, rules=[{wanted.name!r}]) says where it fits, and why not elsewhere"
+        return MatchError(f"{why}; nearest: {best[1]}", module=best[0], node=best[1].at, fix=fix)
     return MatchError(
         f"{why}; nearest: {best[1]}",
         module=best[0],

@@ -12,6 +12,7 @@ from torch import fx, nn
 from schedule.capture.tracing.specialization import Specialization, original_class
 from schedule.core.graphs import Graphs
 from schedule.core.history import Edit, History, Step
+from schedule.runtime.scheduled import states_in
 from schedule.util.errors import NotApplicable, PathError, did_you_mean
 from schedule.util.globs import is_glob, select
 from schedule.util.named_values import batch_text
@@ -280,7 +281,17 @@ class Node:
         return self
 
     def undo_all(self) -> Self:
-        """Revert all steps of the whole schedule, bit-exactly; the model is as it was."""
+        """Revert all steps of the whole schedule, bit-exactly; the model is as it was when the schedule was made.
+
+        Raises:
+            NotApplicable: this schedule did nothing, and the model runs graphs of another one.
+        """
+        if not self.history and next(iter(states_in(self.tree.root)), None) is not None:
+            raise NotApplicable(
+                "this schedule did nothing, and another one changed the model",
+                asked="undo_all",
+                fix="report.schedule.undo_all(), of the report or the schedule by which it was changed",
+            )
         return self.undo(len(self.history)) if self.history else self
 
     def redo(self) -> Self:

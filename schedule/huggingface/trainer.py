@@ -15,6 +15,7 @@ from schedule.api.schedule import Schedule, create_schedule
 from schedule.capture.recording.structure import map_structure
 from schedule.optimizer import Rules
 from schedule.report.report import Report
+from schedule.util.arguments import keywords_checked
 from schedule.util.errors import NotApplicable
 from schedule.util.generators import generator_states, restore_generators
 from schedule.util.logs import ROOT
@@ -64,6 +65,7 @@ class OptimizeCallback(TrainerCallback):
         VerificationError: with ``check``, before the first step, if the rewritten model differs.
     """
 
+    @keywords_checked()
     def __init__(
         self,
         rules: Rules = "default",
@@ -82,6 +84,8 @@ class OptimizeCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Schedule the model on a batch of the training data."""
         model, data = given["model"], given["train_dataloader"]
+        if self.schedule is not None and self.schedule.module is model and self.schedule.history:
+            return  # a further call of train()
         states = generator_states(model)
         try:
             batch = map_structure(
@@ -113,7 +117,8 @@ class OptimizeCallback(TrainerCallback):
             places = counted(len({entry.path for entry in report.select(status="applied")}), "module")
             _say(logging.INFO, "fxschedule: %s in %s%s", counted(report.count(), "match", "matches"), places, checked)
         else:
-            reasons = dict.fromkeys(entry.reason.partition("\n")[0] for entry in report.entries if entry.reason)
+            told = (f"{entry.rule}: {entry.reason.partition(chr(10))[0]}" for entry in report.entries if entry.reason)
+            reasons = dict.fromkeys(told)
             why = "; ".join(list(reasons)[:3]) or "no rule is about anything in this model"
             _say(logging.WARNING, "fxschedule: nothing was rewritten: %s", why)
 
@@ -140,7 +145,7 @@ class OptimizeCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Undo all steps unless ``keep`` is set."""
-        if not self.keep and self.schedule is not None:
+        if not self.keep and self.schedule is not None and self.schedule.history:
             self.schedule.undo_all()
 
 

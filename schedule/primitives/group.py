@@ -13,6 +13,7 @@ from schedule.core.node import Node, NodeT
 from schedule.primitives.checkpoint import checked_every, within_budget
 from schedule.primitives.registry import call_text, registered
 from schedule.primitives.splicing import refuse_none
+from schedule.util.arguments import keywords_checked, refuse_unknown
 from schedule.util.errors import MatchError, PathError, located, no_attribute
 from schedule.util.wording import Bytes, counted
 
@@ -27,7 +28,9 @@ def broadcast(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
     """
 
     def on_all(group: Group[Any], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        bound = inspect.signature(method).bind(group[0], *args, **kwargs)
+        signature = inspect.signature(method)
+        refuse_unknown(method.__name__, kwargs, signature.parameters)
+        bound = signature.bind(group[0], *args, **kwargs)
         arguments = dict(list(bound.arguments.items())[1:])
         with one_step(group, method, arguments):
             return [method(member, *own[0], **own[1]) for member, own in _distributed(group, bound)]
@@ -54,7 +57,9 @@ def _distributed(group: Group[NodeT], bound: Any) -> Iterator[tuple[NodeT, tuple
 
     Members without any of the given matches are skipped.
     """
-    matches = named_matches(list(group), bound.arguments.get("matches"))
+    matches = bound.arguments.get("matches")
+    if "matches" in bound.arguments and matches is not None:
+        matches = named_matches(list(group), matches)
     if not isinstance(matches, (list, tuple)):
         for member in group:
             bound.arguments[next(iter(bound.arguments))] = member
@@ -77,7 +82,10 @@ def _distributed(group: Group[NodeT], bound: Any) -> Iterator[tuple[NodeT, tuple
 
 
 def _first(match: Any) -> Match:
-    return match[0] if isinstance(match, (list, tuple)) else match
+    first = match[0] if isinstance(match, (list, tuple)) else match
+    if not isinstance(first, Match):
+        raise MatchError(f"{first!r} is not a match", fix="give what find() returned")
+    return first
 
 
 def _asked(method: Callable[..., Any], pattern: Any, expect: int | None) -> str:
@@ -141,6 +149,7 @@ class Group(Generic[NodeT]):
     def __repr__(self) -> str:
         return f"Group({self.label})"
 
+    @keywords_checked()
     def find(self, pattern: Any, expect: int | None = None, closed: bool = True) -> list[Match]:
         """Return all matches of ``pattern`` in all members, as :meth:`Schedule.find` does.
 
@@ -152,11 +161,13 @@ class Group(Generic[NodeT]):
         with located(_asked(primitives.find, pattern, expect), self.label):
             return find_in(self._members, pattern, expect, closed)
 
+    @keywords_checked()
     def find_parallel(self, pattern: Any, expect: int | None = None) -> list[list[Match]]:
         """Return the groups of parallel matches in all members, as :meth:`Schedule.find_parallel` does."""
         with located(_asked(primitives.find_parallel, pattern, expect), self.label):
             return find_parallel_in(self._members, pattern, expect)
 
+    @keywords_checked()
     def checkpoint(
         self, matches: Sequence[Match] | str | None = None, every: int = 1, budget: Bytes | None = None
     ) -> Sequence[Node]:

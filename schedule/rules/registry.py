@@ -85,7 +85,9 @@ def select_rules(rules: str | Iterable[str | Rule], applied: Collection[str] | N
         MatchError: there is no rule or family of a given name.
     """
     chosen: dict[str, Rule] = {}
-    for item in [rules] if isinstance(rules, str) else rules:
+    if not isinstance(rules, Iterable) or not (names := [rules] if isinstance(rules, str) else list(rules)):
+        raise MatchError(f"no rule is named by {rules!r}", asked="choose the rules", fix='rules="default", or a list')
+    for item in names:
         chosen.update((rule.name, rule) for rule in _named(item, applied))
     return list(chosen.values())
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from schedule.capture.examples.shapes import other_shapes
 from schedule.util.arguments import keywords_checked
-from schedule.util.errors import ScheduleError, VerificationError
+from schedule.util.errors import NotApplicable, ScheduleError, VerificationError
 from schedule.util.indices import indices_checked
 from schedule.util.internal_errors import InternalError, contained
 from schedule.util.named_values import named_tensors, shapes_of
@@ -31,7 +31,7 @@ def equivalent(
     batch: Any,
     steps: int = 5,
     *,
-    tolerance: Tolerance | None = None,
+    tolerance: Tolerance | float | None = None,
     optimizer: OptimizerFactory | None = None,
     training: bool = True,
     create_graph: bool | None = None,
@@ -49,7 +49,8 @@ def equivalent(
         b: a twin with the same parameter names and values, or with a ``state_dict`` of those names.
         batch: mapping (called by keyword), tuple or list (by position), or a single tensor.
         steps: optimizer steps; 0 leaves updates out.
-        tolerance: in place of the row for the model's dtype in :data:`TOLERANCES`.
+        tolerance: of outputs, as a number, in place of the row for the model's dtype in :data:`TOLERANCES`; or a
+            :class:`Tolerance`.
         optimizer: makes an optimizer from a list of parameters; AdamW by default.
         training: whether the models are trained. If False, both run in eval mode and without gradients only, for
             models that cannot be trained; the report lists what is left out.
@@ -65,13 +66,22 @@ def equivalent(
         Exception: whatever ``a`` itself raises on ``batch``.
     """
     refuse_meta(batch, a, b)
-    tolerance = tolerance or tolerance_for(a)
+    refuse_settings(steps, training)
+    tolerance = tolerance_for(a, tolerance)
     report = empty_report(training)
     for index, case in enumerate(cases(batch, steps, optimizer, training, create_graph)):
         result, _ = check_case(case, a, b, tolerance, report, required=index == 0)
         if result is not None and not result.equal:
             break
     return report
+
+
+def refuse_settings(steps: Any, training: Any) -> None:
+    """Raise unless ``steps`` is a number from 0 and ``training`` is True or False."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise NotApplicable(f"steps is a number from 0, not {steps!r}", asked="verify", fix="steps=5, say")
+    if not isinstance(training, bool):
+        raise NotApplicable(f"training is True or False, not {training!r}", asked="verify", fix="training=False")
 
 
 def empty_report(training: bool) -> EquivalenceReport:

@@ -21,7 +21,7 @@ from schedule.util.printing import in_progress
 from schedule.util.user_code import UserCodeError, raised_by, user_code
 from schedule.verify.bisection import first_failing_step, undone
 from schedule.verify.compare import SECOND
-from schedule.verify.equivalence import cases, check_case, empty_report, refuse_meta
+from schedule.verify.equivalence import cases, check_case, empty_report, refuse_meta, refuse_settings
 from schedule.verify.observe import Case, Observation, OptimizerFactory
 from schedule.verify.report import CaseResult, EquivalenceReport
 from schedule.verify.tolerances import Tolerance, tolerance_for
@@ -45,13 +45,14 @@ class Verification:
         sch: Node,
         batch: Any,
         steps: int = 5,
-        tolerance: Tolerance | None = None,
+        tolerance: Tolerance | float | None = None,
         optimizer: OptimizerFactory | None = None,
         limit: float = 300.0,
         training: bool = True,
         create_graph: bool | None = None,
         progress: bool = True,
     ) -> None:
+        refuse_settings(steps, training)
         self._limit, self._training, self._create_graph, self._progress = limit, training, create_graph, progress
         self._sch, self._batch, self._steps = sch, batch, steps
         self._tolerance, self._optimizer = tolerance, optimizer
@@ -74,7 +75,7 @@ class Verification:
         sch = self._sch
         if sch.mesh is not None:
             return self._check_ranks(sch.mesh)
-        tolerance = self._tolerance or tolerance_for(sch.module)
+        tolerance = tolerance_for(sch.module, self._tolerance)
         for index, case in enumerate(self._cases()):
             result, reference = self._case(case, tolerance, required=index == 0, alone=True)
             if result is not None and reference is not None and not result.equal:
@@ -102,7 +103,7 @@ class Verification:
     def _check_ranks(self, mesh: Any) -> EquivalenceReport:
         """Compare on every rank of a mesh: all of them pass or fail together, case by case."""
         sch, verdicts = self._sch, verdicts_of(mesh, self._limit)
-        tolerance = self._tolerance or tolerance_for(sch.module)
+        tolerance = tolerance_for(sch.module, self._tolerance)
         if self._create_graph:
             self.report.skipped.append(f"{SECOND}: left out, because gradients are sharded on a mesh")
         forked = draws_apart(sch.module)
@@ -170,7 +171,7 @@ def verify(
     batch: Any,
     steps: int = 5,
     *,
-    tolerance: Tolerance | None = None,
+    tolerance: Tolerance | float | None = None,
     optimizer: OptimizerFactory | None = None,
     limit: float = 300.0,
     training: bool = True,
@@ -196,7 +197,8 @@ def verify(
         sch: the schedule, or the model that one schedule has changed.
         batch: what the model is called with.
         steps: optimizer steps for the comparison of updates.
-        tolerance: in place of the row for the model's dtype in :data:`TOLERANCES`.
+        tolerance: of outputs, as a number, in place of the row for the model's dtype in :data:`TOLERANCES`; or a
+            :class:`Tolerance`.
         optimizer: makes an optimizer from a list of parameters; AdamW by default.
         limit: on a mesh of several ranks, which must all call this: seconds one rank waits for another.
         training: whether the model is trained. If False, it runs in eval mode and without gradients only, for a model
@@ -248,5 +250,6 @@ def _error(
     return VerificationError(
         f"{description} changed what the model computes: {result.worst}",
         where=f"{where}; step {index + 1} of {len(sch.history)}{others}",
-        fix=f"undo that primitive, or correct its replacement; if only rounding differs, pass tolerance={unneeded}",
+        fix="undo that primitive, or correct its replacement; if only rounding differs, pass a larger tolerance, "
+        f"such as tolerance={10 * tolerance.forward:.0e}{unneeded}",
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+
+from schedule.util.errors import NotApplicable
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,22 @@ def coarsest_dtype(model: nn.Module) -> torch.dtype:
     return next((dtype for dtype in _COARSENESS if dtype in dtypes), torch.float32)
 
 
-def tolerance_for(model: nn.Module) -> Tolerance:
-    """Return the row of :data:`TOLERANCES` for ``model``."""
-    return TOLERANCES[coarsest_dtype(model)]
+def tolerance_for(model: nn.Module, given: Tolerance | float | None = None) -> Tolerance:
+    """Return the row of :data:`TOLERANCES` for ``model``, or what is given in its place.
+
+    Args:
+        model: the reference.
+        given: a number is the tolerance of outputs; those of gradients and updates change by the same factor.
+
+    Raises:
+        NotApplicable: it is neither a Tolerance nor a number above 0.
+    """
+    row = TOLERANCES[coarsest_dtype(model)]
+    if given is None or isinstance(given, Tolerance):
+        return given or row
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
+        raise NotApplicable(
+            f"a tolerance is a number above 0, not {given!r}", asked="verify", fix="tolerance=1e-3, say"
+        )
+    factor = given / row.forward
+    return replace(row, forward=given, gradient=row.gradient * factor, update=row.update * factor)

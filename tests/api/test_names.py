@@ -19,6 +19,7 @@ import schedule
 from schedule.api.simulate import simulate
 from schedule.testing.graphs import graph_of
 from schedule.util.wording import bytes_of
+from schedule.verify.tolerances import tolerance_for
 from tests.small import bias_gelu, ids, small
 
 
@@ -104,6 +105,14 @@ def test_several_steps_are_undone_at_once() -> None:
             sch.undo(steps=wrong)  # type: ignore[arg-type]
 
 
+def test_a_schedule_that_did_nothing_takes_nothing_back() -> None:
+    model = small()
+    report = schedule.optimize(model, ids(), cost_guard=False)
+    with pytest.raises(schedule.NotApplicable, match=r"another one changed the model(?s:.*)report\.schedule"):
+        schedule.create_schedule(model, ids()).undo_all()
+    assert report.schedule is not None and not report.schedule.undo_all().history
+
+
 def test_a_recipe_is_a_file_for_all_who_take_one(tmp_path: Path) -> None:
     sch = schedule.create_schedule(small(), ids())
     sch["blocks.*.mlp"].fuse("bias_gelu_tanh")
@@ -115,6 +124,7 @@ def test_a_recipe_is_a_file_for_all_who_take_one(tmp_path: Path) -> None:
     schedule.save_recipe(sch, tmp_path)
     assert len(schedule.replay(small(), tmp_path).history) == 1
     assert isinstance(schedule.load_recipe(tmp_path), schedule.Recipe)
+    assert schedule.replay(small(), sch.recipe().to_json(), ids(), trust=True).recipe() == sch.recipe()
 
 
 def test_primitives_take_the_name_of_a_rule() -> None:
@@ -132,6 +142,30 @@ def test_primitives_take_the_name_of_a_rule() -> None:
         again["blocks.1.mlp"].fuse("bias_gelu_tahn")
     with pytest.raises(schedule.MatchError, match="cross_entropy was found 0 times"):
         again["blocks.1.mlp"].fuse("cross_entropy")
+
+
+@pytest.mark.parametrize("wrong", [bias_gelu, None, ["bias_gelu_tanh"], 3])
+@pytest.mark.parametrize("path", ["blocks.0.mlp", "blocks.*.mlp"])
+def test_what_is_no_match_is_refused(wrong: Any, path: str) -> None:
+    with pytest.raises(schedule.MatchError, match=r"(?s)is not (a match|what find\(\) returned).*find\("):
+        schedule.create_schedule(small(), ids())[path].fuse(wrong)
+
+
+def test_a_tolerance_may_be_a_number() -> None:
+    sch = schedule.create_schedule(small(), ids())
+    sch["blocks.*.mlp"].fuse("bias_gelu_tanh")
+    assert schedule.verify(sch, ids(), steps=1, tolerance=1e-3)
+    row, wider = tolerance_for(small()), tolerance_for(small(), 1e-3)
+    assert (wider.forward, wider.gradient) == (1e-3, pytest.approx(row.gradient * 1e-3 / row.forward))
+    for given in ({"tolerance": "1e-3"}, {"tolerance": -1}, {"steps": -1}, {"steps": "2"}, {"training": "no"}):
+        with pytest.raises(schedule.NotApplicable, match="cannot verify"):
+            schedule.verify(sch, ids(), **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rules", [None, 3, []])
+def test_no_rules_are_an_error_of_the_caller(rules: Any) -> None:
+    with pytest.raises(schedule.MatchError, match="no rule is named by"):
+        schedule.optimize(small(), ids(), rules=rules)
 
 
 def test_a_pattern_of_what_is_no_operation_says_so() -> None:

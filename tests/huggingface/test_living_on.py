@@ -125,6 +125,16 @@ def test_the_callback_says_what_it_did(tmp_path: Path, caplog: pytest.LogCapture
     assert record.levelname == "WARNING" and record.getMessage().startswith("fxschedule: nothing was rewritten: ")
 
 
+def test_training_again_keeps_the_rewrites_and_their_report(tmp_path: Path) -> None:
+    callback = OptimizeCallback(cost_guard=False)
+    settings = hf.TrainingArguments(str(tmp_path), max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True)
+    trainer = hf.Trainer(model=build("gpt2"), args=settings, train_dataset=Rows("gpt2"), callbacks=[callback])
+    trainer.train()
+    report = callback.report
+    trainer.train()
+    assert callback.report is report and report is not None and report.active == report.count() > 0
+
+
 def test_the_callback_undoes_when_asked(tmp_path: Path) -> None:
     model = build("gpt2")
     callback = OptimizeCallback(keep=False, cost_guard=False)
