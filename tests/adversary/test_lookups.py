@@ -8,6 +8,7 @@ import functools
 import math
 import numbers
 import pickle
+import sys
 import threading
 import types
 import typing
@@ -286,6 +287,10 @@ def test_methods_that_get_another_implementation() -> None:
 
     kind = fresh()
     module, register = Dispatching(lambda m: m.scale(m.box), box=kind(2.0)), vars(Dispatching)["scale"].register
+    if sys.version_info >= (3, 14):  # its methods are objects of a class of functools there, which may read all of it
+        report = schedule.optimize(module, torch.randn(2, 4), cost_guard=False)
+        assert not report.applied and "singledispatchmethod" in str(report)
+        return
     as_untouched(module, lambda m: register(kind, lambda self, box: 4.5), once=True)
 
 
