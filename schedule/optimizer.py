@@ -35,7 +35,7 @@ from schedule.report.comparing import costs_since, ratio_since
 from schedule.report.costs import collector_paused
 from schedule.report.entries import Entry
 from schedule.report.report import Report
-from schedule.rules import Rule, select_rules
+from schedule.rules import Rule, listed, select_rules
 from schedule.rules.applying import Candidate, Findings, explain, find_all
 from schedule.runtime.scheduled import state_of
 from schedule.util.errors import MatchError, NotApplicable, ScheduleError
@@ -50,7 +50,7 @@ Rules = str | Iterable[str | Rule]
 @query
 def optimize(sch: Node, rules: Rules = "default", strict: bool = False, cost_guard: bool = True) -> Report:
     """Optimize this module and all below, like :func:`schedule.optimize`."""
-    rules = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else rules
+    rules = listed(rules)
     return optimize_by(select_rules(rules), sch, rules=rules, strict=strict, cost_guard=cost_guard)
 
 

@@ -42,11 +42,10 @@ def optimize(
         refuse_unwritable(report, "report", (".html", ".json"))
     if recipe_out is not None:
         refuse_unwritable(recipe_out, "recipe", (".json", ".py"))
-    options.refuse_no_model(model)
+    asked = Asked(model, tiny, attention, trust_remote_code, device, batch_size, length)
     names = options.named_rules(rules)
     from fxschedule.cli import run_commands
 
-    asked = Asked(model, tiny, attention, trust_remote_code, device, batch_size, length)
     how = run_commands.Rewriting(names, recipe, guarded(cost_guard, tiny))
     return run_commands.optimize(asked, how, recipe_out, verify, report, as_json)
 
@@ -74,11 +73,10 @@ def verify(
 
     Example: fxschedule verify bert --tiny --rules all
     """
-    options.refuse_no_model(model)
+    asked = Asked(model, tiny, attention, trust_remote_code, device, batch_size, length)
     names = options.named_rules(rules)
     from fxschedule.cli import run_commands
 
-    asked = Asked(model, tiny, attention, trust_remote_code, device, batch_size, length)
     return run_commands.verify(asked, run_commands.Rewriting(names, recipe, guarded(cost_guard, tiny)), as_json)
 
 
@@ -106,11 +104,10 @@ def bench(
 
     Example: fxschedule bench gpt2 --batch-size 4 --length 256
     """
-    options.refuse_no_model(model)
+    asked = Asked(model, tiny, attention, trust_remote_code, device, batch_size, length)
     names = options.named_rules(rules)
     from fxschedule.cli import run_commands
 
-    asked = Asked(model, tiny, attention, trust_remote_code, device, batch_size, length)
     return run_commands.bench(asked, names, guarded(cost_guard, tiny), compiled, rounds, as_json)
 
 
@@ -138,11 +135,10 @@ def profile(
     Example: fxschedule profile gpt2 --tiny --out step.json
     """
     refuse_unwritable(out, "profile", (".json",))
-    options.refuse_no_model(model)
+    asked = Asked(model, tiny, attention, trust_remote_code, device, batch_size, length)
     names = options.named_rules(rules)
     from fxschedule.cli import run_commands
 
-    asked = Asked(model, tiny, attention, trust_remote_code, device, batch_size, length)
     return run_commands.profile(asked, run_commands.Rewriting(names, recipe, guarded(cost_guard, tiny)), out, as_json)
 
 
@@ -169,10 +165,10 @@ def show(
     """
     if html is not None:
         refuse_unwritable(html, "page", (".html",))
-    options.refuse_no_model(model)
+    asked = Asked(model, tiny, attention, trust_remote_code)
     from fxschedule.cli import inspect_commands
 
-    return inspect_commands.show(Asked(model, tiny, attention, trust_remote_code), path, depth, html, as_json)
+    return inspect_commands.show(asked, path, depth, html, as_json)
 
 
 @command
@@ -197,11 +193,10 @@ def explain(
 
     Example: fxschedule explain gpt2 transformer.h.0.mlp --rule bias_gelu
     """
-    options.refuse_no_model(model)
+    asked = Asked(model, tiny, attention, trust_remote_code, "cpu", batch_size, length)
     names = options.named_rules(rule)
     from fxschedule.cli import inspect_commands
 
-    asked = Asked(model, tiny, attention, trust_remote_code, "cpu", batch_size, length)
     return inspect_commands.explain(asked, path, names, guarded(cost_guard, tiny), as_json)
 
 

@@ -40,32 +40,28 @@ def load_model(asked: Asked) -> Loaded:
         CommandError: there is no model of this name here, or it needs a missing package or remote code that is not
             allowed.
     """
-    return _Wanted(asked.name, asked.tiny, asked.attention, asked.trust_remote_code).load()
+    return _Wanted(asked).load()
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    name: str
-    tiny: bool
-    attention: str
-    trust_remote_code: bool
+    asked: Asked
 
     def load(self) -> Loaded:
-        library, colon, name = self.name.partition(":")
-        if colon and self.attention:
+        library, colon, name = self.asked.name.partition(":")
+        if colon and self.asked.attention:
             raise CommandError("--attention is for models of transformers", Code.USAGE, fix="leave it out")
         if colon and library in LIBRARIES:
-            return LIBRARIES[library].load(library, name, self.tiny)
-        if colon and self.tiny:
-            raise CommandError(
-                f"--tiny does not change what {self.name} makes", Code.USAGE, fix="leave it out, or make a small model"
-            )
+            return LIBRARIES[library].load(library, name, self.asked.tiny)
+        if colon and self.asked.tiny:
+            why = f"--tiny does not change what {self.asked.name} makes"
+            raise CommandError(why, Code.USAGE, fix="leave it out, or make a small model")
         if colon:
-            return from_factory(self.name)
+            return from_factory(self.asked.name)
         try:
             return self._from_transformers()
         except ImportError as error:
-            raise missing(f"{self.name} needs a package: {error}", fix="pip install transformers") from error
+            raise missing(f"{self.asked.name} needs a package: {error}", fix="pip install transformers") from error
 
     # -- transformers -------------------------------------------------------------------------------------
 
@@ -76,20 +72,20 @@ class _Wanted:
         transformers.logging.disable_progress_bar()
         self._refuse_attention()
         stored = self._stored()
-        config = self._stored_config() if stored else _default_config(self.name)
+        config = self._stored_config() if stored else _default_config(self.asked.name)
         cls = _model_class(config)
-        if stored and not self.tiny:
+        if stored and not self.asked.tiny:
             return Loaded(self._with_weights(cls), None, f"weights of {stored}")
-        return Loaded(self._random(cls, config), None, "random weights" + (", tiny" if self.tiny else ""))
+        return Loaded(self._random(cls, config), None, "random weights" + (", tiny" if self.asked.tiny else ""))
 
     def _refuse_attention(self) -> None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         known = ["eager", *sorted(ALL_ATTENTION_FUNCTIONS.valid_keys())]
-        if self.attention and self.attention not in known:
-            near = did_you_mean(self.attention, known)
+        if self.asked.attention and self.asked.attention not in known:
+            near = did_you_mean(self.asked.attention, known)
             raise CommandError(
-                f"transformers has no attention {self.attention!r}",
+                f"transformers has no attention {self.asked.attention!r}",
                 Code.USAGE,
                 fix=f"{near}{near and ' '}the choices are {', '.join(known)}",
             )
@@ -99,12 +95,12 @@ class _Wanted:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
 
-        if Path(self.name).is_dir():
-            if not (Path(self.name) / "config.json").is_file():
-                raise missing(f"the folder {self.name} has no config.json", fix="name what save_pretrained wrote")
-            return f"the folder {self.name}"
+        if Path(self.asked.name).is_dir():
+            if not (Path(self.asked.name) / "config.json").is_file():
+                raise missing(f"the folder {self.asked.name} has no config.json", fix="name what save_pretrained wrote")
+            return f"the folder {self.asked.name}"
         try:
-            cached = try_to_load_from_cache(self.name, "config.json")
+            cached = try_to_load_from_cache(self.asked.name, "config.json")
         except HFValidationError:  # not a model id, such as a path
             return ""
         return "the local cache" if isinstance(cached, str) else ""
@@ -113,27 +109,28 @@ class _Wanted:
         from transformers import AutoConfig, PreTrainedConfig
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-        written, _ = PreTrainedConfig.get_config_dict(self.name, local_files_only=True)
+        written, _ = PreTrainedConfig.get_config_dict(self.asked.name, local_files_only=True)
         remote = "auto_map" in written and written.get("model_type") not in CONFIG_MAPPING_NAMES
-        if remote and not self.trust_remote_code:
-            raise missing(f"{self.name} comes with code of its own", fix="--trust-remote-code, once you have read it")
+        if remote and not self.asked.trust_remote_code:
+            why = f"{self.asked.name} comes with code of its own"
+            raise missing(why, fix="--trust-remote-code, once you have read it")
         try:
             config: PreTrainedConfig = AutoConfig.from_pretrained(
-                self.name, local_files_only=True, trust_remote_code=self.trust_remote_code
+                self.asked.name, local_files_only=True, trust_remote_code=self.asked.trust_remote_code
             )
         except (ValueError, OSError) as error:
-            raise missing(f"the config of {self.name} cannot be read: {first_line(error)}") from error
+            raise missing(f"the config of {self.asked.name} cannot be read: {first_line(error)}") from error
         return config
 
     def _with_weights(self, cls: Any) -> nn.Module:
-        settings = {"attn_implementation": self.attention} if self.attention else {}
-        if self.trust_remote_code:
+        settings = {"attn_implementation": self.asked.attention} if self.asked.attention else {}
+        if self.asked.trust_remote_code:
             settings["trust_remote_code"] = True  # type: ignore[assignment]
         try:
-            model: nn.Module = cls.from_pretrained(self.name, local_files_only=True, **settings)
+            model: nn.Module = cls.from_pretrained(self.asked.name, local_files_only=True, **settings)
         except (OSError, ValueError) as error:
             raise missing(
-                f"the weights of {self.name} cannot be loaded: {first_line(error)}",
+                f"the weights of {self.asked.name} cannot be loaded: {first_line(error)}",
                 fix="--tiny takes the config alone; `hf download` fetches the weights",
             ) from error
         return model
@@ -141,15 +138,15 @@ class _Wanted:
     def _random(self, cls: Any, config: PreTrainedConfig) -> nn.Module:
         from fxschedule.cli.tiny.configs import shrink
 
-        written = shrink(config.to_dict()) if self.tiny else config.to_dict()
-        settings = {"attn_implementation": self.attention} if self.attention else {}
+        written = shrink(config.to_dict()) if self.asked.tiny else config.to_dict()
+        settings = {"attn_implementation": self.asked.attention} if self.asked.attention else {}
         torch.manual_seed(0)
         try:
             model: nn.Module = cls._from_config(type(config).from_dict(written), **settings)
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
             raise missing(
-                f"no {'tiny ' * self.tiny}{cls.__name__} can be built: {first_line(error)}",
-                fix="leave --tiny out" if self.tiny else "save a model to a folder, and name that",
+                f"no {'tiny ' * self.asked.tiny}{cls.__name__} can be built: {first_line(error)}",
+                fix="leave --tiny out" if self.asked.tiny else "save a model to a folder, and name that",
             ) from error
         return model
 

@@ -100,6 +100,10 @@ class Asked:
     rows: int = 2
     length: int = 12
 
+    def __post_init__(self) -> None:
+        """Refuse what can be told to be no model without torch."""
+        refuse_no_model(self.name)
+
 
 def named_rules(text: str) -> list[str]:
     """Return the names in ``--rules``.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -12,7 +11,7 @@ from schedule.optimizer import Rules, optimize_by
 from schedule.primitives.group import Group
 from schedule.report.entries import Entry
 from schedule.report.report import Report
-from schedule.rules import select_rules
+from schedule.rules import listed, select_rules
 from schedule.util.arguments import keywords_checked
 from schedule.util.internal_errors import InternalError, contained, own_errors
 
@@ -56,7 +55,7 @@ def optimize(
     """
     try:
         with own_errors("optimizing"):
-            rules = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else rules
+            rules = listed(rules)
             target = model if isinstance(model, (Schedule, Group)) else create_schedule(model, batch)
             report = optimize_by(select_rules(rules), target, batch, rules=rules, strict=strict, cost_guard=cost_guard)
     except InternalError as error:

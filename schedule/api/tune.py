@@ -60,8 +60,7 @@ def tune(
         space: knob → list of values, :func:`choice`, :func:`number` or :func:`splits`. Each is a parameter of ``plan``,
             of ``cost``, or of both.
         batch: as for :func:`create_schedule`, with the sizes that the model will run at.
-        memory: maximum bytes of a step, as measured by ``cost``: a number, or a text such as ``"24GB"``; None for no
-            bound.
+        memory: maximum bytes of a step, as measured by ``cost``: a number, or ``"24GB"``; None for no bound.
         trials: total number of trials, including those already in ``storage``.
         cost: function of the schedule and, if it has such parameters, knobs by name and ``watch``
             (:class:`~schedule.tuning.Watch`); returns a time, ``(time, bytes)`` or :class:`~schedule.tuning.Measured`.

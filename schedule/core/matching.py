@@ -203,8 +203,7 @@ def named_matches(members: Sequence[Node], matches: Any) -> Any:
         kind = getattr(matches, "__name__", type(matches).__name__)
         raise MatchError(f"{kind} is not what find() returned", fix="give find(pattern), or the name of a rule")
     if rules.rule_for(matches) is None:
-        near = did_you_mean(matches, [rule.name for rule in rules.list_rules()])
-        raise MatchError(f"there is no rule {matches!r}", fix=near or "schedule.list_rules() names the rules")
+        raise rules.unknown_rule(matches)
     return find_in(members, matches, None) or find_in(members, matches, 1)
 
 

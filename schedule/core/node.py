@@ -13,6 +13,7 @@ from schedule.capture.tracing.specialization import Specialization, original_cla
 from schedule.core.graphs import Graphs
 from schedule.core.history import Edit, History, Step
 from schedule.runtime.scheduled import states_in
+from schedule.util.arguments import refuse_no_count
 from schedule.util.errors import NotApplicable, PathError, did_you_mean
 from schedule.util.globs import is_glob, select
 from schedule.util.named_values import batch_text
@@ -271,8 +272,7 @@ class Node:
             NotApplicable: there are fewer steps; then none is reverted.
         """
         history = self.tree.history
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise NotApplicable(f"steps is a number from 1, not {steps!r}", asked="undo", fix="undo(), or undo_all()")
+        refuse_no_count("steps is a number", steps, 1, asked="undo", fix="undo(), or undo_all()")
         if steps > 1 and steps > (done := len(history.steps)):
             raise NotApplicable(f"only {counted(done, 'step')} can be undone", asked=f"undo({steps})", fix="undo_all()")
         with history.all_or_nothing():

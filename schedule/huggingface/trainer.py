@@ -34,10 +34,6 @@ def _say(level: int, text: str, *args: object) -> None:
     _LOG.log(level, text, *args)
 
 
-def _is_first_process() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-
-
 class OptimizeCallback(TrainerCallback):
     """Callback to rewrite the model when training begins: ``Trainer(model, ..., callbacks=[OptimizeCallback()])``.
 
@@ -77,7 +73,7 @@ class OptimizeCallback(TrainerCallback):
         progress: bool = True,
     ) -> None:
         self.rules, self.cost_guard, self.check, self.keep, self.writer = rules, cost_guard, check, keep, writer
-        self.progress = progress
+        self.progress, self._is_first = progress, True
         self.report: Report | None = None
         self.schedule: Schedule | None = None
 
@@ -86,6 +82,7 @@ class OptimizeCallback(TrainerCallback):
         model, data = given["model"], given["train_dataloader"]
         if self.schedule is not None and self.schedule.module is model and self.schedule.history:
             return  # a further call of train()
+        self._is_first = state.is_world_process_zero
         states = generator_states(model)
         try:
             batch = map_structure(
@@ -106,12 +103,11 @@ class OptimizeCallback(TrainerCallback):
         self.report = optimize(sch, rules=self.rules, cost_guard=self.cost_guard)
         if self.check:
             verify(sch, batch, progress=self.progress)
-        self._tell(self.report)
+        if self._is_first:
+            self._tell(self.report)
 
     def _tell(self, report: Report) -> None:
         """Log in one line what was rewritten, or warn that nothing was, and why."""
-        if not _is_first_process():
-            return
         if report.count():
             checked = ", verified" if self.check else ""
             places = counted(len({entry.path for entry in report.select(status="applied")}), "module")

@@ -17,6 +17,7 @@ from schedule.primitives.activations.budget import OutOfBudget, choose
 from schedule.primitives.callees import Region, region_of
 from schedule.primitives.registry import primitive
 from schedule.primitives.rewrites import PatternRewrite, Replacement, rewrite_matches
+from schedule.util.arguments import refuse_no_count
 from schedule.util.errors import NotApplicable
 from schedule.util.wording import Bytes, bytes_of
 
@@ -66,8 +67,7 @@ def checkpoint(
 
 def checked_every(every: Any) -> int:
     """Return ``every`` if it is an integer from 1, else raise."""
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise NotApplicable(f"every is a number from 1, not {every!r}", fix="every=2 takes each second one")
+    refuse_no_count("every is a number", every, 1, fix="every=2 takes each second one")
     return every
 
 

@@ -12,7 +12,7 @@ from schedule.core.matching import Match, find_in, find_parallel_in, holds, name
 from schedule.core.node import Node, NodeT
 from schedule.primitives.checkpoint import checked_every, within_budget
 from schedule.primitives.registry import call_text, registered
-from schedule.primitives.splicing import refuse_none
+from schedule.primitives.splicing import refuse_no_match, refuse_none
 from schedule.util.arguments import keywords_checked, refuse_unknown
 from schedule.util.errors import MatchError, PathError, located, no_attribute
 from schedule.util.wording import Bytes, counted
@@ -82,9 +82,8 @@ def _distributed(group: Group[NodeT], bound: Any) -> Iterator[tuple[NodeT, tuple
 
 
 def _first(match: Any) -> Match:
-    first = match[0] if isinstance(match, (list, tuple)) else match
-    if not isinstance(first, Match):
-        raise MatchError(f"{first!r} is not a match", fix="give what find() returned")
+    first: Match = match[0] if isinstance(match, (list, tuple)) else match
+    refuse_no_match(first)
     return first
 
 

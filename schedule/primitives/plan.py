@@ -85,19 +85,31 @@ def shard_plan(
     """
     _refuse_inner(sch)
     _refuse_touched(sch)
+    with in_progress(None, "finding a plan"):
+        return _found_plan(sch, mesh, vocabulary, sequence, parallel_loss, experts, context)
+
+
+def _found_plan(
+    sch: Node,
+    mesh: Any,
+    vocabulary: bool,
+    sequence: bool,
+    parallel_loss: bool,
+    experts: bool | None,
+    context: bool | None,
+) -> Plan:
     state = Sharded(sch.tree, _ranks(sch, mesh))
     spread = _expert_ranks(sch, mesh, experts)
     state.whole = sch.tree.graphs.recording
     shared = None if context is False else _shared_sequence(sch, state, sequence, parallel_loss)
     if shared is not None and context:
         return shared if shared.groups else _refuse_contexts(shared)
-    with in_progress(None, "finding a plan"):
-        graph = _flattened(sch).graph
-        plan = find_plan(graph, sch.module, state, vocabulary, averages=not (sequence or parallel_loss))
-        if spread is not None:
-            plan = with_expert_parallel(plan, sch.module, state, spread)
-        if sequence:
-            plan = with_sequence_parallel(plan, graph, sch.module, state)
+    graph = _flattened(sch).graph
+    plan = find_plan(graph, sch.module, state, vocabulary, averages=not (sequence or parallel_loss))
+    if spread is not None:
+        plan = with_expert_parallel(plan, sch.module, state, spread)
+    if sequence:
+        plan = with_sequence_parallel(plan, graph, sch.module, state)
     plan = with_parallel_loss(plan) if parallel_loss else plan
     if shared is not None and shared.groups and shared.bytes_moved() < plan.bytes_moved():
         return shared

@@ -65,12 +65,17 @@ def refuse_none(matches: Sequence[Any]) -> None:
         raise NotApplicable("no matches were given", fix="give what find() returned; find(..., expect=n) makes sure")
 
 
+def refuse_no_match(value: Any) -> None:
+    """Raise if ``value`` is no match."""
+    if not isinstance(value, Match):
+        raise MatchError(f"{value!r} is not a match", fix="give what find() returned")
+
+
 def refuse_foreign(sch: Node, groups: Sequence[MatchGroup]) -> None:
     """Raise unless there are match groups, all of this model and under ``sch``."""
     refuse_none(groups)
     for match in (match for group in groups for match in group):
-        if not isinstance(match, Match):
-            raise MatchError(f"{match!r} is not a match", fix="give what find() returned")
+        refuse_no_match(match)
         if match.schedule.tree is not sch.tree:
             root = type(match.schedule.tree.root).__name__
             raise MatchError(

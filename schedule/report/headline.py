@@ -34,6 +34,11 @@ class Figure:
     note: str
     tone: Tone
 
+    @property
+    def is_hint(self) -> bool:
+        """Whether the note says only what gets the figure."""
+        return self.note == HINTS.get(self.name)
+
 
 HINTS = {
     "kept for backward": "report.measure() runs a training step before and after",
@@ -102,10 +107,7 @@ def verified(found: EquivalenceReport | None) -> Figure:
         return Figure(name, "nothing to verify", "no case was compared", "neutral")
     if found.failed is not None:
         return Figure(name, "DIFFERENT", str(found.failed), "bad")
-    shapes = len({case.shapes for case in found.cases})
-    only = "" if any(case.mode == "train" for case in found.cases) else " in eval mode only"
-    compared = f"in {counted(len(found.cases), 'case')} at {counted(shapes, 'shape')}{only}"
-    return Figure(name, "equal", f"{compared}, largest relative deviation {found.max_deviation:.2g}", "good")
+    return Figure(name, "equal", f"in {found.compared}, largest relative deviation {found.max_deviation:.2g}", "good")
 
 
 def sentence(

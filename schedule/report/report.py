@@ -302,8 +302,7 @@ class Report:
             headline.step_time(self.timing, bool(self.count())),
             headline.verified(self.verified),
         ]
-        told = {text: self.hints.get(name, text) for name, text in headline.HINTS.items()}
-        return [replace(figure, note=told.get(figure.note, figure.note)) for figure in found]
+        return [replace(f, note=self.hints.get(f.name, f.note)) if f.is_hint else f for f in found]
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the model, its weights and batch, and versions, as (name, text)."""

@@ -26,10 +26,12 @@ from schedule.rules import (  # noqa: F401 - they register their rules
 from schedule.rules.proof import ProofFailure, prove
 from schedule.rules.registry import (
     list_rules,
+    listed,
     register_rule,
     rule_at,
     rule_for,
     select_rules,
+    unknown_rule,
     unregister_rule,
 )
 from schedule.rules.rule import Build, Judge, Proof, Rule
@@ -41,10 +43,12 @@ __all__ = [
     "ProofFailure",
     "Rule",
     "list_rules",
+    "listed",
     "prove",
     "register_rule",
     "rule_at",
     "rule_for",
     "select_rules",
+    "unknown_rule",
     "unregister_rule",
 ]

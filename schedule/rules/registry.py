@@ -60,14 +60,28 @@ def register_rule(rule: Rule | None = None, *, replace: bool = False, **settings
 def unregister_rule(name: str) -> None:
     """Remove the rule ``name``."""
     if RULES.pop(name, None) is None:
-        raise MatchError(
-            f"there is no rule {name!r}", fix=did_you_mean(name, RULES) or "schedule.list_rules() names them"
-        )
+        raise unknown_rule(name)
+
+
+def unknown_rule(name: str) -> MatchError:
+    """Return the error for a name that no rule has."""
+    return MatchError(f"there is no rule {name!r}", fix=did_you_mean(name, RULES) or "schedule.list_rules() names them")
 
 
 def list_rules(family: str | None = None) -> list[Rule]:
     """Return every registered rule, or those of one family, in order of registration."""
     return [rule for rule in RULES.values() if family in (None, rule.family)]
+
+
+def listed(rules: str | Iterable[str | Rule]) -> str | list[str | Rule]:
+    """Return ``rules=`` to be read more than once.
+
+    Raises:
+        MatchError: it names nothing.
+    """
+    if isinstance(rules, Iterable) and (found := rules if isinstance(rules, str) else list(rules)):
+        return found
+    raise MatchError(f"no rule is named by {rules!r}", asked="choose the rules", fix='rules="default", or a list')
 
 
 def select_rules(rules: str | Iterable[str | Rule], applied: Collection[str] | None = None) -> list[Rule]:
@@ -85,9 +99,8 @@ def select_rules(rules: str | Iterable[str | Rule], applied: Collection[str] | N
         MatchError: there is no rule or family of a given name.
     """
     chosen: dict[str, Rule] = {}
-    if not isinstance(rules, Iterable) or not (names := [rules] if isinstance(rules, str) else list(rules)):
-        raise MatchError(f"no rule is named by {rules!r}", asked="choose the rules", fix='rules="default", or a list')
-    for item in names:
+    named = listed(rules)
+    for item in [named] if isinstance(named, str) else named:
         chosen.update((rule.name, rule) for rule in _named(item, applied))
     return list(chosen.values())
 

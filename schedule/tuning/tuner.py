@@ -22,6 +22,7 @@ from schedule.tuning.measuring import Ended, Measured, Watch
 from schedule.tuning.result import Create, Tuning
 from schedule.tuning.space import Knobs, Space, text_of
 from schedule.tuning.trial import Status, Trial, labeled
+from schedule.util.arguments import refuse_no_count
 from schedule.util.errors import NotApplicable, RecipeError, ScheduleError
 from schedule.util.named_values import shapes_of
 from schedule.util.printing import alone
@@ -55,8 +56,7 @@ def refuse_without_optuna() -> None:
 
 def checked_bound(memory: Bytes | None, trials: int) -> int | None:
     """Return the number of bytes that ``memory`` means, after a check of both arguments."""
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise NotApplicable(f"trials is a whole number from 1, not {trials!r}", asked="tune", fix="trials=20, say")
+    refuse_no_count("trials is a whole number", trials, 1, asked="tune", fix="trials=20, say")
     bound = None if memory is None else bytes_of(memory)
     if memory is not None and (bound is None or bound < 1):
         raise NotApplicable(f"memory is a number of bytes, not {memory!r}", asked="tune", fix='memory="24GB", say')

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from schedule.util.errors import did_you_mean
+from schedule.util.errors import NotApplicable, did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +42,12 @@ def keywords_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R
         return checked
 
     return decorate
+
+
+def refuse_no_count(subject: str, value: object, least: int, *, fix: str, asked: str = "") -> None:
+    """Raise NotApplicable unless ``value`` is an integer from ``least``; ``subject`` is ``steps is a number``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise NotApplicable(f"{subject} from {least}, not {value!r}", asked=asked, fix=fix)
 
 
 def refuse_unknown(function: str, given: Collection[str], parameters: Mapping[str, inspect.Parameter]) -> None:

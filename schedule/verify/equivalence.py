@@ -11,7 +11,7 @@ from typing import Any, get_args
 from torch import nn
 
 from schedule.capture.examples.shapes import other_shapes
-from schedule.util.arguments import keywords_checked
+from schedule.util.arguments import keywords_checked, refuse_no_count
 from schedule.util.errors import NotApplicable, ScheduleError, VerificationError
 from schedule.util.indices import indices_checked
 from schedule.util.internal_errors import InternalError, contained
@@ -78,8 +78,7 @@ def equivalent(
 
 def refuse_settings(steps: Any, training: Any) -> None:
     """Raise unless ``steps`` is a number from 0 and ``training`` is True or False."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise NotApplicable(f"steps is a number from 0, not {steps!r}", asked="verify", fix="steps=5, say")
+    refuse_no_count("steps is a number", steps, 0, asked="verify", fix="steps=5, say")
     if not isinstance(training, bool):
         raise NotApplicable(f"training is True or False, not {training!r}", asked="verify", fix="training=False")
 

@@ -121,16 +121,20 @@ class EquivalenceReport:
         return self.equal
 
     @property
+    def compared(self) -> str:
+        """What was compared, such as ``12 cases at 3 shapes``."""
+        shapes = len({case.shapes for case in self.cases})
+        only = "" if any(case.mode == "train" for case in self.cases) else " in eval mode only"
+        return f"{counted(len(self.cases), 'case')} at {counted(shapes, 'shape')}{only}"
+
+    @property
     def sentence(self) -> str:
         """What was compared, and the result, as one sentence."""
         if not self.cases:
             return "Nothing was compared: no primitive was applied."
         if self.failed is not None:
             return f"The results differ: {self.failed}"
-        shapes = len({case.shapes for case in self.cases})
-        only = "" if any(case.mode == "train" for case in self.cases) else " in eval mode only"
-        where = f"{counted(len(self.cases), 'case')} at {counted(shapes, 'shape')}{only}"
-        return f"The results are equal in {where}; largest relative deviation {self.max_deviation:.2g}."
+        return f"The results are equal in {self.compared}; largest relative deviation {self.max_deviation:.2g}."
 
     def __str__(self) -> str:
         cases = [f"  {case}" for case in self.cases]

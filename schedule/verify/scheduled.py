@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -76,13 +77,15 @@ class Verification:
         if sch.mesh is not None:
             return self._check_ranks(sch.mesh)
         tolerance = tolerance_for(sch.module, self._tolerance)
-        for index, case in enumerate(self._cases()):
-            result, reference = self._case(case, tolerance, required=index == 0, alone=True)
-            if result is not None and reference is not None and not result.equal:
-                raise _error(sch, case, result, reference, tolerance)
+        with closing(self._cases()) as each:
+            for index, case in enumerate(each):
+                result, reference = self._case(case, tolerance, required=index == 0, alone=True)
+                if result is not None and reference is not None and not result.equal:
+                    raise _error(sch, case, result, reference, tolerance)
         return self.report
 
-    def _cases(self) -> Iterator[Case]:
+    def _cases(self) -> Generator[Case, None, None]:
+        """Yield the cases under a progress bar, which closing ends."""
         multiple = ranks_sharing_evenly(self._sch.module)
         twice = self._create_graph if self._sch.mesh is None else False
         chosen = list(cases(self._batch, self._steps, self._optimizer, self._training, twice, multiple))
@@ -108,8 +111,8 @@ class Verification:
             self.report.skipped.append(f"{SECOND}: left out, because gradients are sharded on a mesh")
         forked = draws_apart(sch.module)
         apart = forked or is_sharded(sch.module)
-        with limited(mesh, self._limit):
-            for index, each in enumerate(self._cases()):
+        with limited(mesh, self._limit), closing(self._cases()) as every:
+            for index, each in enumerate(every):
                 case = replace(each, forked=forked)
                 wrong, reference = self._on_ranks(case, tolerance, index == 0, verdicts)
                 drew = apart and case.mode == "train" and reference is not None and reference.drew

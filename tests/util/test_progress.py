@@ -8,8 +8,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+import schedule
 from schedule.util.printing import alone, in_progress, terminal_width
+from tests.small import bias_gelu, ids, small
 
 _RUN = """
 import sys
@@ -71,6 +74,21 @@ def test_a_part_shows_no_bar_of_its_own() -> None:
             assert not third
     with alone() as again:
         assert again
+
+
+def wrong(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x + bias)
+
+
+def test_a_verification_that_fails_ends_its_bar() -> None:
+    sch = schedule.create_schedule(small(), ids())
+    mlp = sch["blocks.0.mlp"]
+    mlp.replace(wrong, mlp.find(bias_gelu, expect=1))
+    with pytest.raises(schedule.VerificationError) as caught:
+        schedule.verify(sch, ids(), steps=1)
+    assert caught.tb is not None, "the frames are still there"
+    with alone() as first:
+        assert first
 
 
 def test_text_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
