@@ -48,7 +48,7 @@ from schedule.runtime.dispatch import Declined
 from schedule.runtime.scheduled import Adaptation, Returned, ScheduledState, state_of
 from schedule.util.copying import copied
 from schedule.util.errors import NotApplicable, ScheduleError, TraceError
-from schedule.util.generators import generator_states, restore_generators
+from schedule.util.generators import generator_states, generators_restored, restore_generators
 from schedule.util.indices import indices_checked
 from schedule.util.internal_errors import InternalError, contained, own_errors, perform, raise_if_own
 from schedule.util.user_code import UserCodeError, user_code
@@ -454,8 +454,9 @@ def _check(
         for batch in [live] if returned else [live, *other_shapes(live)[:_CHECKED_SHAPES]]:
             (args, kwargs), (own_args, own_kwargs) = map_structure(batch, _own), map_structure(batch, _own)
             try:
-                with user_code(), indices_checked(batch), restored({"self": shadow}), _replaying(shadow, returned):
-                    expected = perform(forward, shadow, *args, **kwargs)
+                with generators_restored(shadow), restored({"self": shadow}):
+                    with user_code(), indices_checked(batch), _replaying(shadow, returned):
+                        expected = perform(forward, shadow, *args, **kwargs)
             except UserCodeError as failed:  # it does not take this shape
                 if batch is live:
                     raise failed.error from None

@@ -183,13 +183,15 @@ class ScheduledState:
         if isinstance(miss, OutputMiss):
             why = str(miss)
             self.retire(run, why)
-        elif not is_only_traced(args, kwargs) and str(miss) not in missed and not miss.made:
+        elif not is_only_traced(args, kwargs) and str(miss) not in missed:
             missed = (*missed, str(miss))
             other, given = self.adapt(module, args, kwargs, missed) or (None, ("",))
             if other is not None:
                 try:
-                    return other(*given)
+                    with replayed(module, miss.made):
+                        return other(*given)
                 except GuardMiss as further:
+                    further.made = max(miss.made, further.made, key=len)  # it repeats those that it reached
                     return self.after(further, other, module, args, kwargs, missed)
             (why,) = given
         with replayed(module, miss.made):

@@ -1,6 +1,6 @@
 """Lists and dicts of stateful objects, such as caches.
 
-Items assigned in a dict become nodes of the graph. Other changes by the forward are refused; changes by other code are
+Items assigned in a dict and put at the end of a list become nodes of the graph. Other changes by the forward are refused; changes by other code are
 checked for where the forward reads the container again.
 """
 
@@ -10,7 +10,8 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import fx
@@ -75,7 +76,7 @@ class ObjectContainers:
             with before_items(node):
                 assume(self._tracer, IS_PLAIN[type(real)], (node,))
         if type(real) is dict:  # its keys are guarded where they are read
-            container = TrackedDict(self._tracer, node, items, lambda key, new: self._write(real, key, new))
+            container = TrackedDict(self._tracer, node, items, partial(self._write, real))
         else:
             with before_items(node):
                 ask_keys(self._tracer, node, real)
@@ -83,7 +84,7 @@ class ObjectContainers:
                 if is_constant(items[key]):
                     self._tracer.guard(nodes[key], items[key])
             if isinstance(value, list):
-                container = TrackedList(self._tracer, items.values(), nodes)
+                container = TrackedList(self._tracer, node, items.values(), nodes, partial(self._extend, real))
             elif isinstance(value, dict):
                 container = rebuilt_mapping(type(value), items, {})
                 self._tracer.refuse_writes(container)
@@ -104,6 +105,13 @@ class ObjectContainers:
 
     def _write(self, real: dict[Any, Any], key: Any, value: Any) -> None:
         real[key] = map_structure(value, self._tracer.value_of)
+        self._changed(real)
+
+    def _extend(self, real: list[Any], added: list[Any]) -> None:
+        real += map_structure(added, self._tracer.value_of)
+        self._changed(real)
+
+    def _changed(self, real: Any) -> None:
         for found in self._found.values():
             if found.real is real:
                 found.contents = contents(real)
@@ -158,17 +166,28 @@ def is_constant(value: Any) -> bool:
 
 
 class TrackedList(Tracked, list[Any]):
-    """A list read from an object such as a cache; texts and None in it are guarded where they are read."""
+    """A list read from an object such as a cache: ``cache.layers += more`` becomes a node of the graph.
+
+    Texts and None that it had before are guarded where they are read.
+    """
 
     replaces = list
 
-    def __init__(self, tracer: Trace, items: Iterable[Any], nodes: Mapping[Any, fx.Node]) -> None:
+    def __init__(
+        self,
+        tracer: Trace,
+        node: fx.Node,
+        items: Iterable[Any],
+        nodes: Mapping[Any, fx.Node],
+        extend: Callable[[list[Any]], None],
+    ) -> None:
         super().__init__(items)
-        self._tracer, self._nodes = tracer, nodes
+        self._tracer, self.node, self._nodes, self._extend = tracer, node, nodes, extend
+        node.meta["object"] = True
 
     def _item(self, index: int) -> Any:
         found = super().__getitem__(index)
-        if is_constant(found):
+        if is_constant(found) and index in self._nodes:
             self._tracer.guard(self._nodes[index], found)
         return found
 
@@ -210,6 +229,22 @@ class TrackedList(Tracked, list[Any]):
 
     __copy__ = copy
 
+    def extend(self, values: Iterable[Any]) -> None:
+        """Put ``values`` at the end, in the graph, too."""
+        added = perform(list, values)
+        with DisableTorchFunction():
+            self._tracer.emit(operator.iadd, (self.node, self._tracer.as_nodes(added)))
+            self._extend(added)
+        super().extend(added)
+
+    def append(self, value: Any) -> None:
+        """Put ``value`` at the end, in the graph, too."""
+        self.extend([value])
+
+    def __iadd__(self, values: Iterable[Any]) -> Self:
+        self.extend(values)
+        return self
+
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TraceError(
             "the forward, or a method that Python calls for it, changes a list of an argument, which a graph would "
@@ -218,7 +253,7 @@ class TrackedList(Tracked, list[Any]):
             fix="schedule its submodules instead",
         )
 
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = insert = pop = remove = _refuse
+    __setitem__ = __delitem__ = __imul__ = clear = insert = pop = remove = _refuse
     reverse = sort = _refuse
 
 

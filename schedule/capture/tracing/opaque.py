@@ -32,6 +32,7 @@ from schedule.capture.tracing.reading.plain import CONTAINERS, is_atom
 from schedule.capture.tracing.restoring import parts_of, versions
 from schedule.capture.tracing.scalars import scalar_of
 from schedule.capture.tracing.trace import Trace
+from schedule.util.copying import copied
 from schedule.util.errors import TraceError
 from schedule.util.internal_errors import perform
 
@@ -110,10 +111,15 @@ class _Watched(Placeholder):
         tracker.call(setattr, node, (node, name), value, (name, new))
 
 
+def called_on(watched: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """Return ``function(watched, *args)``, which becomes a node of the graph."""
+    tracker, value, node = object.__getattribute__(watched, "_watch")
+    return tracker.call(function, node, (node,), value, args)
+
+
 def _special_method(function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *args: Any) -> Any:
-        tracker, value, node = object.__getattribute__(self, "_watch")
-        result = tracker.call(function, node, (node,), value, args)
+        result = called_on(self, function, *args)
         if function is len:
             return int(result)
         return bool(result) if function in (operator.contains, operator.truth) else result
@@ -308,6 +314,8 @@ _RAISED = (LookupError, AttributeError, StopIteration, ArithmeticError, ValueErr
 def _result_of(target: Callable[..., Any] | str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     named = target if isinstance(target, str) else target.__name__
     try:
+        if target is copy.deepcopy:
+            return copied(value, _cloned)  # Python's own would read data
         return getattr(value, target)(*args, **kwargs) if isinstance(target, str) else target(value, *args, **kwargs)
     except _RAISED as error:
         raise TraceError(
@@ -315,6 +323,11 @@ def _result_of(target: Callable[..., Any] | str, value: Any, args: tuple[Any, ..
             where=user_line(),
             fix="schedule its submodules instead",
         ) from error
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    with DisableTorchFunction():
+        return tensor.clone()
 
 
 def _structure(value: Any) -> Snapshot:

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import schedule
+from schedule.core.adapting import adapter_for
 from schedule.report.costs import peak_bytes
+from schedule.runtime.scheduled import install, state_of
 from schedule.util.errors import ScheduleError
 
 LAYERS = 10
@@ -98,3 +100,57 @@ def test_a_layer_traced_in_place_is_called_again_on_what_the_forward_makes_again
     expected, *results = [each(x) for each in candidates]
     for result in results:
         torch.testing.assert_close(result, expected)
+
+
+class Counting(nn.Module):
+    """Counts its calls, and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.linear(x) * torch.rand_like(x)
+
+
+class Measured(nn.Module):
+    """As many rows as the data say, found behind a call that counts; then another count, and another check."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Counting(), Counting()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        rows = x[x[:, 0] > 0]
+        parts = torch.split(rows, [1] * len(rows))
+        y = self.second(y) + len(parts)
+        return y + 1 if x.sum() > 0 else y - 1
+
+
+def measured(positive: int, total: float) -> Tensor:
+    x = -torch.rand(6, 4)
+    x[:positive] *= -1
+    return x + (total - x.sum()) / 18 * torch.tensor([0.0, 1.0, 1.0, 1.0])
+
+
+def test_a_graph_made_after_a_failed_check_goes_on_with_the_calls_that_were_made() -> None:
+    torch.manual_seed(0)
+    module = Measured()
+    twin = copy.deepcopy(module)
+    sch = schedule.create_schedule(module, (measured(2, 5.0),))
+    sch.trace(flatten=True, leaves=(Counting,))
+    state = install(module, sch.specializations, adapter=adapter_for(sch, ())) or state_of(module)
+    assert state is not None
+    for positive, total in ((2, 5.0), (3, 5.0), (2, -5.0), (4, -5.0), (3, 5.0), (4, -5.0), (1, 2.0)):
+        x, results = measured(positive, total), []
+        for each in (module, twin):
+            torch.manual_seed(positive)
+            results += [each(x), torch.rand(2)]
+        torch.testing.assert_close(results[0], results[2])
+        torch.testing.assert_close(results[1], results[3], rtol=0, atol=0)
+        assert [each.calls.item() for each in (module.first, module.second)] == [twin.first.calls, twin.second.calls]
+    assert state.fallbacks == 0
+    assert len(state.adaptations) >= 4

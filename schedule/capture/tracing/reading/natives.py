@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from fused.torch_internals.modes import DisableTorchFunction, count_function_modes
 from fused.torch_internals.modules import MODULE_CALLS
 from fused.torch_internals.tensors import parse_to
+from schedule.capture.tracing.containers import TrackedList
 from schedule.capture.tracing.messages import print_arguments, warn_arguments, warn_at
-from schedule.capture.tracing.opaque import _Watched
+from schedule.capture.tracing.opaque import _Watched, called_on
 from schedule.capture.tracing.reading import kinds  # noqa: F401 - it has handlers, too
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.following import Handler
@@ -219,6 +220,11 @@ def _setitem(ev: Evaluator, owner: Any, key: Any, value: Any) -> None:
     ev.set_item(owner, key, value)
 
 
+@handles(TrackedList.extend)
+def _extend(ev: Evaluator, items: TrackedList, values: Any) -> None:
+    items.extend(ev.iterate(values))
+
+
 # -- checkpoints --------------------------------------------------------------------------------------------
 
 
@@ -260,12 +266,16 @@ def _whole_object(ev: Evaluator, value: Any) -> None:
 def _copy(ev: Evaluator, value: Any) -> Any:
     if isinstance(value, (list, dict, set, tuple)):
         return copy.copy(ev.operand(value))
+    if isinstance(value, _Watched):
+        return called_on(value, copy.copy)
     _whole_object(ev, value)
     return copy.copy(value)
 
 
 @handles(copy.deepcopy)
 def _deepcopy(ev: Evaluator, value: Any, memo: Any = None) -> Any:
+    if isinstance(value, _Watched) and memo is None:
+        return called_on(value, copy.deepcopy)
     pending = [value]
     while pending:
         item = pending.pop()
