@@ -454,9 +454,14 @@ def _check(
         for batch in [live] if returned else [live, *other_shapes(live)[:_CHECKED_SHAPES]]:
             (args, kwargs), (own_args, own_kwargs) = map_structure(batch, _own), map_structure(batch, _own)
             try:
-                with generators_restored(shadow), restored({"self": shadow}):
-                    with user_code(), indices_checked(batch), _replaying(shadow, returned):
-                        expected = perform(forward, shadow, *args, **kwargs)
+                with (
+                    user_code(),
+                    indices_checked(batch),
+                    generators_restored(shadow),
+                    restored({"self": shadow}),
+                    _replaying(shadow, returned),
+                ):
+                    expected = perform(forward, shadow, *args, **kwargs)
             except UserCodeError as failed:  # it does not take this shape
                 if batch is live:
                     raise failed.error from None

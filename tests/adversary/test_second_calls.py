@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import schedule
 from schedule.capture.tracing.memory import is_plain
-from schedule.runtime.scheduled import state_of
+from schedule.runtime.scheduled import MAX_ADAPTATIONS, state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::schedule.FallbackWarning", "ignore::UserWarning")
 
@@ -106,10 +106,18 @@ def called(model: nn.Module, x: Tensor, seed: int) -> tuple[Tensor, Tensor, floa
         return model(x), x, torch.rand(()).item()
 
 
+OTHERWISE = pytest.mark.parametrize("most", [0, MAX_ADAPTATIONS], ids=["original forward", "further graph"])
+"""What runs if the branch comes out the other way."""
+
+
+@OTHERWISE
 @pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
 @pytest.mark.parametrize("given", ["input", "computed", "output"])
 @pytest.mark.parametrize("name", CHILDREN)
-def test_a_submodule_is_called_once(name: str, given: str, training: bool) -> None:
+def test_a_submodule_is_called_once(
+    name: str, given: str, training: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schedule.runtime.scheduled.MAX_ADAPTATIONS", most)
     torch.manual_seed(0)
     model = Parent(CHILDREN[name](), given)
     twin = copy.deepcopy(model)
@@ -121,15 +129,18 @@ def test_a_submodule_is_called_once(name: str, given: str, training: bool) -> No
         torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
 
 
-def test_the_branch_comes_out_both_ways() -> None:
+@OTHERWISE
+def test_the_branch_comes_out_both_ways(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise nothing above is tested."""
+    monkeypatch.setattr("schedule.runtime.scheduled.MAX_ADAPTATIONS", most)
     torch.manual_seed(0)
     model = Parent(CHILDREN["norm"](), "output").eval()
     schedule.optimize(model, (torch.randn(2, 8),), cost_guard=False)
     for seed in range(8):
         called(model, torch.randn(2, 8), seed)
     state = state_of(model)
-    assert state is not None and 0 < state.fallbacks < 8
+    assert state is not None and len(state.adaptations) == min(most, 1)
+    assert 0 < state.fallbacks < 8 if not most else state.fallbacks == 0
 
 
 def test_a_change_that_the_recorded_run_did_not_make_is_not_made_twice() -> None:

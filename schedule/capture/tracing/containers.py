@@ -1,7 +1,7 @@
 """Lists and dicts of stateful objects, such as caches.
 
-Items assigned in a dict and put at the end of a list become nodes of the graph. Other changes by the forward are refused; changes by other code are
-checked for where the forward reads the container again.
+Items assigned in a dict and put at the end of a list become nodes of the graph. Other changes by the forward are
+refused; changes by other code are checked for where the forward reads the container again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import fx
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.recording.source import user_line
 from schedule.capture.recording.structure import map_structure, rebuilt_mapping, rebuilt_sequence
-from schedule.capture.tracing.effects import IS_PLAIN, QUIET, graph_check
+from schedule.capture.tracing.effects import QUIET, graph_check, is_dict
 from schedule.capture.tracing.handed_containers import CONTAINER, contents, is_same, refuse_changed
 from schedule.capture.tracing.parts import Tracked
 from schedule.capture.tracing.questions import ask, ask_keys, assume
@@ -72,10 +72,9 @@ class ObjectContainers:
         keys: Collection[Any] = value.keys() if isinstance(value, dict) else range(len(value))
         items = {key: self.found(value[key], real[key], nodes[key]) for key in keys}
         container: Any
-        if type(real) in IS_PLAIN:
-            with before_items(node):
-                assume(self._tracer, IS_PLAIN[type(real)], (node,))
         if type(real) is dict:  # its keys are guarded where they are read
+            with before_items(node):
+                assume(self._tracer, is_dict, (node,))
             container = TrackedDict(self._tracer, node, items, partial(self._write, real))
         else:
             with before_items(node):
@@ -84,7 +83,8 @@ class ObjectContainers:
                 if is_constant(items[key]):
                     self._tracer.guard(nodes[key], items[key])
             if isinstance(value, list):
-                container = TrackedList(self._tracer, node, items.values(), nodes, partial(self._extend, real))
+                extend = partial(self._extend, real) if type(real) is list else None
+                container = TrackedList(self._tracer, node, items.values(), nodes, extend)
             elif isinstance(value, dict):
                 container = rebuilt_mapping(type(value), items, {})
                 self._tracer.refuse_writes(container)
@@ -179,7 +179,7 @@ class TrackedList(Tracked, list[Any]):
         node: fx.Node,
         items: Iterable[Any],
         nodes: Mapping[Any, fx.Node],
-        extend: Callable[[list[Any]], None],
+        extend: Callable[[list[Any]], None] | None,
     ) -> None:
         super().__init__(items)
         self._tracer, self.node, self._nodes, self._extend = tracer, node, nodes, extend
@@ -231,6 +231,8 @@ class TrackedList(Tracked, list[Any]):
 
     def extend(self, values: Iterable[Any]) -> None:
         """Put ``values`` at the end, in the graph, too."""
+        if self._extend is None:  # a class of its own, perhaps with an `append` of its own
+            self._refuse()
         added = perform(list, values)
         with DisableTorchFunction():
             self._tracer.emit(operator.iadd, (self.node, self._tracer.as_nodes(added)))
@@ -241,7 +243,7 @@ class TrackedList(Tracked, list[Any]):
         """Put ``value`` at the end, in the graph, too."""
         self.extend([value])
 
-    def __iadd__(self, values: Iterable[Any]) -> Self:
+    def __iadd__(self, values: Iterable[Any]) -> Self:  # type: ignore[misc] # `+` makes a list of the forward's own
         self.extend(values)
         return self
 

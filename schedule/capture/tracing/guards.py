@@ -118,6 +118,9 @@ _METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
 """Classes of objects that Python makes at each access, and compares by what they are bound to."""
 
 
+_OF_ATTRIBUTES = (getattr, hasattr)
+
+
 class NotBeforehand(Exception):
     """Value only known while the graph runs."""
 
@@ -165,7 +168,7 @@ def _size_expression(node: fx.Node, read: tuple[fx.Node, int], inputs: dict[fx.N
 
 def _changed_before(question: fx.Node) -> bool:
     """Check whether the graph changes the object read by ``question``, or a part of it, before it is read."""
-    asked = _location(question if question.target is getattr else question.args[0])
+    asked = _location(question if question.target in _OF_ATTRIBUTES else question.args[0])
     for node in question.graph.nodes:
         if node is question:
             return False
@@ -178,7 +181,7 @@ def _changed_before(question: fx.Node) -> bool:
 
 def _location(value: Any) -> tuple[Any, ...]:
     """Return the location of an object: its input or call, then the attribute names."""
-    if isinstance(value, fx.Node) and value.target is getattr:
+    if isinstance(value, fx.Node) and value.target in _OF_ATTRIBUTES:
         return (*_location(value.args[0]), value.args[1])
     return (value,)
 

@@ -37,6 +37,8 @@ def assume(trace: Trace, question: Callable[..., bool], operands: tuple[Any, ...
 
 
 def ask_keys(trace: Trace, node: fx.Node, container: Any) -> None:
-    """Guard on the length of a list or tuple at ``node``, or on the keys of a dict there."""
+    """Guard on the length of a list or tuple at ``node``, or on the keys of a dict there, and before on its class."""
+    if type(container) in IS_PLAIN:
+        assume(trace, IS_PLAIN[type(container)], (node,))
     question, answer = (tuple, tuple(container)) if isinstance(container, dict) else (len, len(container))
     ask(trace, question, (node,), answer, quiet=type(container) in IS_PLAIN)

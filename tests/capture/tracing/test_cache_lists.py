@@ -114,11 +114,60 @@ def test_another_change_of_the_list_is_refused_and_the_model_goes_on(lengthen):
     twin = Looping(lengthen).eval()
     model = copy.deepcopy(twin)
     sch = schedule.create_schedule(model, {"x": torch.randn(2, 5, 4), "cache": hf.DynamicCache(config=twin.config)})
-    with pytest.raises(TraceError, match="changes a list of an argument|may have changed state"):
+    with pytest.raises(TraceError, match=r"changes a list of an argument|may have changed state"):
         sch.trace(flatten=True)
     x, caches = torch.randn(3, 4, 4), [hf.DynamicCache(config=twin.config) for _ in range(2)]
     torch.testing.assert_close(model(x, caches[0])["x"], twin(x, caches[1])["x"], rtol=0, atol=0)
     assert len(caches[0].layers) == LOOPS
+
+
+class Twice(list):
+    def append(self, value):
+        super().extend([value, value])
+
+
+class Appending(nn.Module):
+    def forward(self, x, state):
+        state.total.append(1)
+        return x * 2
+
+
+def test_a_list_with_an_append_of_its_own_is_left_to_it():
+    sch = schedule.create_schedule(Appending(), (torch.randn(2, 4), State(Twice([1]))))
+    with pytest.raises(TraceError, match="changes a list of an argument"):
+        sch.trace(flatten=True)
+
+
+class Asked(nn.Module):
+    def forward(self, x, state):
+        found = state.found()
+        return x if found is None else x + len(found)
+
+
+class Finding:
+    def __init__(self, value):
+        self.value = value
+
+    def found(self):
+        return self.value
+
+
+@pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
+@pytest.mark.parametrize("recorded", [[1, 2], {"a": 1}])
+@pytest.mark.parametrize("other", [None, 3, [1], (1,), {"b": 1, "a": 2}])
+def test_a_method_that_returns_something_else_than_in_the_recorded_call(recorded, other):
+    model = Asked()
+    sch = schedule.create_schedule(model, (torch.randn(2, 4), Finding(recorded)))
+    sch.trace(flatten=True)
+    install(model, sch.specializations)
+    x = torch.randn(3, 4)
+    results = []
+    for each in (model, Asked()):
+        try:
+            results.append(each(x, Finding(other)).tolist())
+        except TypeError as error:
+            results.append(str(error))
+    assert results[0] == results[1]
 
 
 class Deep(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import schedule
-from schedule.runtime.scheduled import FallbackWarning
+from schedule.runtime.scheduled import MAX_ADAPTATIONS, FallbackWarning
 from tests.core.adapting.counting import adaptations, fallbacks
 from tests.small import Mlp
 
@@ -130,12 +130,14 @@ def test_each_number_and_outcome_has_a_graph(cls: type[Mlp], batch: Batch, other
 
 
 @pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
-def test_a_call_with_an_effect_is_not_made_twice() -> None:
-    """The original forward runs, with the result of the first call."""
+@pytest.mark.parametrize("most", [0, MAX_ADAPTATIONS], ids=["original forward", "further graph"])
+def test_a_call_with_an_effect_is_not_made_twice(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs instead has the result of the first call."""
+    monkeypatch.setattr("schedule.runtime.scheduled.MAX_ADAPTATIONS", most)
     torch.manual_seed(0)
     model = Normed(8)
     same_calls(model, (hidden(2),), [(-hidden(2),)])
-    assert fallbacks(model) > 0
+    assert (fallbacks(model) > 0) == (most == 0)
 
 
 @pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
