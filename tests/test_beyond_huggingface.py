@@ -83,7 +83,7 @@ MODELS = {
     "decoder, norm first": Written(lambda: beyond.Decoder(True, F.silu), _target_and_memory, {"bias_silu": 2}),
     "attention": Written(lambda: beyond.Attention(False), _hidden, {"bias_gelu_tanh": 1}),
     "attention with weights": Written(lambda: beyond.Attention(True), _hidden, {"bias_gelu_tanh": 1}),
-    "ResNet": Written(beyond.ResNet, _images, {"batch_norm_relu": 11}),
+    "ResNet": Written(beyond.ResNet, _images, {"batch_norm_relu": 10}),
     "EfficientNet": Written(
         beyond.EfficientNet, _images, {"batch_norm_silu": 3, "batch_norm_hard_swish": 2, "batch_norm_add": 2}
     ),

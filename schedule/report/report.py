@@ -20,6 +20,7 @@ from schedule.report.entries import STATUSES, Entry, Status, paths_of, rows_of
 from schedule.report.headline import Figure, Tone
 from schedule.report.pictures.page import section
 from schedule.runtime.scheduled import Adaptation, ScheduledState, state_of, states_in, uncounted
+from schedule.util.arguments import refuse_no_count
 from schedule.util.errors import NotApplicable
 from schedule.util.files import refuse_unwritable, write
 from schedule.util.internal_errors import INTERNAL
@@ -84,7 +85,7 @@ class Report:
             counts[entry.rule] += entry.count
         return dict(counts)
 
-    def measure(self, progress: bool = True) -> dict[str, Cost]:
+    def measure(self, *, progress: bool = True) -> dict[str, Cost]:
         """Run a training step with the rewrites and one without, and return and keep their costs.
 
         The report shows them afterwards. The model, its parameters and the random state do not change. Nothing else
@@ -114,7 +115,7 @@ class Report:
             with contextlib.suppress(NotApplicable):
                 self.measure()
 
-    def timed(self, rounds: int = 5, progress: bool = True) -> TimeRatio:
+    def timed(self, rounds: int = 5, *, progress: bool = True) -> TimeRatio:
         """Time training steps of the scheduled and the original model in turns.
 
         The report shows the result afterwards. The model, its parameters and the random state do not change. The batch
@@ -125,11 +126,10 @@ class Report:
             progress: show a progress bar in a terminal.
 
         Raises:
-            ValueError: ``rounds`` is less than 1.
-            NotApplicable: the model does not run, such as one on the meta device, or the report has none to time.
+            NotApplicable: ``rounds`` is no number from 1; the model does not run, such as one on the meta device; or
+                the report has none to time.
         """
-        if rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {rounds}")
+        refuse_no_count("rounds is a number", rounds, 1, asked="time it", fix="timed(5), on the batch of optimize()")
         if self.time_ratio is None:
             raise _made_by_hand("timed")
         with in_progress(rounds, "timing training steps", progress) as advance:

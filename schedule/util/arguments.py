@@ -47,7 +47,8 @@ def keywords_checked(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, R
 def refuse_no_count(subject: str, value: object, least: int, *, fix: str, asked: str = "") -> None:
     """Raise NotApplicable unless ``value`` is an integer from ``least``; ``subject`` is ``steps is a number``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise NotApplicable(f"{subject} from {least}, not {value!r}", asked=asked, fix=fix)
+        shown = repr(value) if isinstance(value, (int, float, str, type(None))) else f"a {type(value).__name__}"
+        raise NotApplicable(f"{subject} from {least}, not {shown}", asked=asked, fix=fix)
 
 
 def refuse_unknown(function: str, given: Collection[str], parameters: Mapping[str, inspect.Parameter]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -142,8 +143,14 @@ def check_case(
         return None, None
     except (ScheduleError, UserCodeError) as failed:
         error = raised_by(failed)
+        if required and error is failed:
+            raise
         if required:
-            raise error from error.__cause__
+            raise NotApplicable(
+                f"the original model fails on this batch: {failed}",
+                where=f"{type(a).__name__}.forward{inspect.signature(type(a).forward)}",
+                fix="pass a batch that `model(**batch)` accepts; with `training=False` it need not train",
+            ) from error
         report.skipped.append(f"{described}: the original raises {type(error).__name__}: {_short(error)}")
         return None, None
     if reference.unusable:

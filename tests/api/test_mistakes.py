@@ -60,6 +60,10 @@ MISTAKES: dict[str, Callable[[], Any]] = {
         ids(),
     ),
     "schedule.verify(model, batch), never scheduled": lambda: schedule.verify(small(), ids()),
+    "schedule.verify(model, batch of another model)": lambda: schedule.verify(
+        schedule.replay(small(), recipe(), ids()), {"pixel_values": GATE}
+    ),
+    "report.timed(batch)": lambda: schedule.optimize(small(), ids(), cost_guard=False).timed(ids()),  # type: ignore
     "schedule.verify(report, batch)": lambda: schedule.verify(schedule.optimize(small(), ids()), ids()),  # type: ignore
     "schedule.replay(recipe, model)": lambda: schedule.replay(recipe(), small()),  # type: ignore
     "schedule.replay(model, recipe of a newer release)": lambda: schedule.replay(small(), _newer()),

@@ -291,8 +291,9 @@ def test_a_report_on_one_rank_waits_for_no_other() -> None:
 
 
 def test_what_cannot_be_timed_says_so() -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        rewritten().timed(0)
+    for rounds in (0, {"ids": 1}):
+        with pytest.raises(schedule.NotApplicable, match=r"rounds is a number from 1, not (0|a dict)"):
+            rewritten().timed(rounds)  # type: ignore[arg-type]
     for run in (made_up().timed, made_up().verify):
         with pytest.raises(schedule.NotApplicable, match=r"not made by schedule\.optimize"):
             run()

@@ -17,7 +17,7 @@ from schedule.capture.tracing.reading.origin import is_native_class
 
 ATOMS: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, type(Ellipsis), type(NotImplemented)),
-    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
     *(enum.Enum, numbers.Number),
 )
 EXACT = {bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device, torch.Size, torch.layout}
@@ -29,7 +29,7 @@ MOST = 256
 
 def is_atom(value: Any) -> bool:
     """Check whether ``value`` is plain immutable data: a number, a string, a dtype, a tuple of these."""
-    if isinstance(value, (tuple, frozenset)) and not isinstance(value, torch.Size):
+    if isinstance(value, (tuple, frozenset)):
         return len(value) <= MOST and all(map(is_atom, value))
     if isinstance(value, numbers.Number) and not isinstance(value, (int, float, complex)):
         return is_native_class(type(value)) and not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
