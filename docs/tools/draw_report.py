@@ -24,14 +24,14 @@ MODULE = 'nav button.name[data-paths*="transformer.h.0.mlp\\""]'
 def main() -> None:
     """Optimize, click the MLP of a layer, point at the fused op."""
     config = transformers.GPT2Config(
-        n_layer=12, n_embd=96, n_head=4, vocab_size=512, bos_token_id=0, eos_token_id=0, attn_implementation="eager"
+        n_layer=12, n_embd=384, n_head=6, vocab_size=4096, bos_token_id=0, eos_token_id=0, attn_implementation="eager"
     )
-    ids = torch.arange(64).reshape(2, 32)
+    ids = torch.arange(1024).reshape(4, 256)
     model, batch = transformers.GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page = Path(folder) / "report.html"
-        report = schedule.optimize(model, batch, cost_guard=False)
-        report.timed(rounds=9)
+        report = schedule.optimize(model, batch)
+        report.timed()
         report.verify(steps=1)
         report.to_html(page)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
