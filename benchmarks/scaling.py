@@ -3,7 +3,7 @@
     python -m benchmarks.scaling
 
 Nothing is measured: the figures are computed by :mod:`schedule.tuning.cost_model`, which ``schedule.tune`` can also use
-in a search. The document names the sources of the figures, and a test checks that its table equals this one.
+in a search. The document names the sources of the figures, and has these tables.
 """
 
 from __future__ import annotations

@@ -11,19 +11,33 @@ from docs.generate.numbers import number_reference
 from docs.generate.ops import op_reference
 from docs.generate.primitives import primitive_reference
 from docs.generate.rules import rule_reference
+from docs.generate.scaling import (
+    counted_reference,
+    long_sequence_reference,
+    search_reference,
+    shared_reference,
+    worked_out_reference,
+)
+from docs.generate.sweeps import sweep_reference
 from docs.generate.versions import version_reference
 
 PARTS = {
     "api": public_reference,
     "commands": command_reference,
+    "counted": counted_reference,
     "errors": error_reference,
     "huggingface": huggingface_reference,
+    "long_sequences": long_sequence_reference,
     "numbers": number_reference,
     "ops": op_reference,
     "primitives": primitive_reference,
     "rules": rule_reference,
+    "searches": search_reference,
+    "shared": shared_reference,
+    "sweeps": sweep_reference,
     "testing": testing_reference,
     "versions": version_reference,
+    "worked_out": worked_out_reference,
 }
 
 _PLACE = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)

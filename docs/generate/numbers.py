@@ -157,33 +157,7 @@ def _startup() -> Rows:
         yield [name, f"{time['median']:.2f}"]
 
 
-# -- several devices, and searches ---------------------------------------------------------------------------
-
-
-def _collectives() -> Rows:
-    for line in results("distributed")["counted"]:
-        sequence = "yes" if line["sequence"] else "no"
-        yield [line["model"], sequence, _of(line["sent"], line["minimum"]), f"{line['held']:.2f}"]
-
-
-def _cost_model() -> Rows:
-    for line in results("distributed")["modeled"]:
-        yield [
-            line["model"],
-            line["ranks"],
-            f"{line['sent'] / line['minimum']:.3f}",
-            _of(line["modeled"], line["sent"]),
-        ]
-
-
-def _searches() -> Rows:
-    for search in results("tuning_gpt2_cpu")["searches"]:
-        bound = f"{search['bound'] / _MB:.0f}"
-        yield [bound, "the best point", f"{search['best']['time']:.2f}"]
-        for way in ("schedule.tune", "optuna's TPE", "random search"):
-            yield [bound, way, f"{search[way]['median'][-1]:.2f}"]
-        everything = search["all checkpointing"]
-        yield [bound, "all checkpointing", f"{everything['time']:.2f}" if everything["fits"] else "does not fit"]
+# -- the page ------------------------------------------------------------------------------------------------
 
 
 _CPU = "On two cores of a shared machine; only ratios mean anything."
@@ -283,26 +257,4 @@ SECTIONS: tuple[tuple[str, str, str, Sequence[str], Callable[[], Rows]], ...] = 
         _matching,
     ),
     ("Starting", "startup", f"{_CPU} Of a new process.", ("what", "seconds"), _startup),
-    (
-        "What ranks send",
-        "distributed",
-        "Bytes of the collectives of a plan over Megatron's minimum, counted, and the share of parameters that one of "
-        "two ranks holds.",
-        ("model", "sequence parallel", "sent over minimum", "held"),
-        _collectives,
-    ),
-    (
-        "The cost model",
-        "distributed",
-        "Bytes sent over the least there is, and what the cost model says over what is sent.",
-        ("model", "ranks", "sent over minimum", "model over sent"),
-        _cost_model,
-    ),
-    (
-        "Tuning",
-        "tuning",
-        f"{_CPU} A GPT-2 of four layers in 30 trials: time of a step over the original's, the median of the searches.",
-        ("memory bound, MB", "search", "step over the original"),
-        _searches,
-    ),
 )

@@ -1,14 +1,15 @@
-"""Write README's figures: its table of numbers, and the chart ``docs/numbers.svg``.
+"""Write README's figures: its table of numbers, what the sweeps counted, and the chart ``docs/numbers.svg``.
 
     python docs/tools/draw_numbers.py
 
-All come from JSON under ``benchmarks/results``. A test compares README with them.
+All come from JSON under ``benchmarks/results`` and ``tests/sweep/results``. A test compares README with them.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -21,10 +22,11 @@ sys.path.insert(0, str(ROOT))
 
 from docs.generate.docstrings import as_table  # noqa: E402 - it is found from the root
 from docs.generate.numbers import lines  # noqa: E402
+from docs.generate.sweeps import sentence  # noqa: E402
 
 CANDIDATES = {"HF sdpa": "eager", "torch.compile": "torch.compile", "ours": "`default`", "ours, all": "`all`"}
 """Candidates of the benchmark, with their names here."""
-BEGIN, END = "<!-- figures: begin, by docs/tools/draw_numbers.py -->", "<!-- figures: end -->"
+BEGIN, END = "<!-- {}: begin, by docs/tools/draw_numbers.py -->", "<!-- {}: end -->"
 
 
 def figures() -> dict[str, list[str]]:
@@ -39,14 +41,22 @@ def figures() -> dict[str, list[str]]:
 
 
 def table() -> str:
-    """README's table, with its marks."""
+    """README's table."""
     rows = [["", *CANDIDATES.values()], *([title, *values] for title, values in figures().items())]
-    return "\n".join([BEGIN, "", *as_table(rows), "", END])
+    return "\n".join(as_table(rows))
+
+
+PARTS = {"figures": table, "sweeps": lambda: "\n".join(textwrap.wrap(sentence(), 118))}
+"""What README says between marks."""
 
 
 def filled(readme: str) -> str:
-    """README with its table as the results are now."""
-    return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: table(), readme, flags=re.DOTALL)
+    """README with its figures as the results are now."""
+    for name, part in PARTS.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        written = f"{begin}\n\n{part()}\n\n{end}"
+        readme = re.sub(f"{begin}.*?{end}", lambda _, text=written: text, readme, flags=re.DOTALL)
+    return readme
 
 
 def draw(path: Path) -> None:

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.scaling import NODES, NVLINK, SHAPES, long_sequences, step, table
-from benchmarks.sharing import Modeled
+from benchmarks.scaling import NODES, NVLINK, SHAPES, step
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "scaling.md").read_text()
-
-
-def test_the_table_is_what_the_model_gives() -> None:
-    assert "\n".join(table()) in DOCUMENT
-    assert "\n".join(long_sequences()) in DOCUMENT
-
-
-def test_the_counts_are_those_of_the_benchmark() -> None:
-    rows = json.loads((ROOT / "benchmarks" / "results" / "distributed.json").read_text())["results"]["counted"]
-    for plain, sequence in zip(rows[::2], rows[1::2], strict=True):
-        counts = f"{sum(plain['forward'].values())} + {sum(plain['backward'].values())}"
-        ratios = [f"{row['sent'] / row['minimum']:.2f}" for row in (plain, sequence)]
-        assert f"| {counts} | {ratios[0]} | {ratios[1]} | {plain['held']:.2f} |" in DOCUMENT, plain["model"]
-
-
-def test_shared_experts_and_sequences_are_those_of_the_benchmark() -> None:
-    rows = json.loads((ROOT / "benchmarks" / "results" / "distributed.json").read_text())["results"]["modeled"]
-    for row in (Modeled(**each) for each in rows):
-        assert f"| {' | '.join(row.cells[1:])} |" in DOCUMENT, row
 
 
 def test_the_text_is_what_the_model_gives() -> None:

@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import os
 import sys
+from pathlib import Path
 
 from tests.sweep import coverage
 from tests.sweep.beyond import names as names_beyond
@@ -17,6 +18,8 @@ from tests.sweep.models import architectures
 from tests.sweep.one import check
 from tests.sweep.plans import check_plan, is_text
 from tests.sweep.run import BEYOND, PLANS, RESULTS, ROOT, fingerprint, load, sweep
+
+COUNTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
@@ -51,7 +54,7 @@ def main() -> int:
     page, total = (coverage.PLANS, len(found)) if options.plans else (coverage.COVERAGE, len(every))
     page = coverage.BEYOND if options.beyond else page
     older = sum(result.get("of") != fingerprint(name) for name, result in found.items())
-    print(page.write(found, total, older, ROOT / "docs" / f"{folder.name}.md", folder.with_suffix(".json")))
+    print(page.write(found, total, older, ROOT / "docs" / f"{folder.name}.md", COUNTS / f"{folder.name}.json"))
     if wrong:
         print(f"WRONG: {', '.join(wrong)}", file=sys.stderr)
     return int(bool(wrong))

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,66 +78,87 @@ class Page:
     Attributes:
         head: text with places for versions, summary and the counts of reasons.
         row: of one result.
-        summary: of all of them, in one line.
+        counted: what there is of all of them.
+        summary: that in one line.
         packages: those with versions in the head.
     """
 
     head: str
     row: Callable[[Mapping[str, Any]], str]
-    summary: Callable[[Results], str]
+    counted: Callable[[Results], dict[str, int]]
+    summary: Callable[[Mapping[str, int]], str]
     packages: tuple[str, ...] = ("transformers", "torch")
 
     def write(self, results: Results, total: int, older: int, page: Path, data: Path) -> str:
-        """Write the page and the same as JSON; returns the summary line.
+        """Write the page, and its counts as JSON, which other pages quote; returns the summary line.
 
         Args:
             total: how many architectures there are, with a result or without.
             older: how many results are not of the code as it is.
         """
-        line = self.summary(results)
+        counts = self.counted(results)
+        line = self.summary(counts)
         line += f" {total - len(results)} have no result yet." if total > len(results) else ""
         line += f" {older} of the results are of earlier code." if older else ""
         versions = {name: importlib.metadata.version(name) for name in self.packages}
-        head = self.head.format(summary=line, reasons=_counted(results), **versions)
+        head = self.head.format(summary=line, reasons=_reasons(results), **versions)
         page.write_text(head + "".join(self.row(results[name]) for name in sorted(results)))
-        data.write_text(json.dumps({**versions, "architectures": _kept(results)}, indent=1) + "\n")
+        counts |= {"no result yet": total - len(results), "of earlier code": older}
+        data.write_text(json.dumps({"versions": versions, "counts": counts}, indent=1) + "\n")
         return line
 
 
-def _counted(results: Results) -> str:
+def _reasons(results: Results) -> str:
     counts = Counter(kind for result in results.values() for kind in result["reasons"])
     return "\n".join(f"- {count} × {kind}" for kind, count in counts.most_common())
 
 
-def _kept(results: Results) -> list[dict[str, Any]]:
-    return [{k: v for k, v in results[name].items() if k not in ("seconds", "of")} for name in sorted(results)]
-
-
-def summary(results: Results, of: str = "config classes") -> str:
-    """Counts, in one line."""
+def counted(results: Results) -> dict[str, int]:
+    """How many there are, and of how many what is known."""
     every = list(results.values())
     built = [r for r in every if r.get("built") and NOTHING_TO_COMPARE.isdisjoint(r["reasons"])]
-    rewritten = [result for result in built if result.get("rules")]
     traced = [result for result in built if result.get("traced") == "whole"]
     elsewhere = [result for result in traced if not _kinds(result) & {"traced for one shape", "trace never runs"}]
     everyhow = [result for result in elsewhere if not any(kind.startswith("traced for") for kind in _kinds(result))]
-    further = [result for result in everyhow if result.get("trace_further")]
-    equal = [r for r in built if (r.get("equal") or r.get("trace_equal")) and not wrong(r)]
     every_rule = [result for result in built if result.get("every_rule")]
-    by_all = [result for result in every_rule if result["every_equal"]]
     followed = [result for result in built if not result.get("untraced")]
-    around = [result for result in followed if not result.get("untraced_around")]
     holding = [result for result in built if any(result.get(each) for each in ("rules", *_LEFT))]
-    everywhere = [result for result in holding if not any(map(result.get, _LEFT))]
+    found = {
+        "all": every,
+        "built": built,
+        "whole": traced,
+        "at other shapes": elsewhere,
+        "at every shape": everyhow,
+        "with further graphs": [result for result in everyhow if result.get("trace_further")],
+        "innermost": followed,
+        "around them": [result for result in followed if not result.get("untraced_around")],
+        "rewritten": [result for result in built if result.get("rules")],
+        "with a construct": holding,
+        "everywhere": [result for result in holding if not any(map(result.get, _LEFT))],
+        "equal": [r for r in built if (r.get("equal") or r.get("trace_equal")) and not wrong(r)],
+        "by all rules": every_rule,
+        "equal by all rules": [result for result in every_rule if result["every_equal"]],
+        "wrong": [result for result in built if wrong(result)],
+    }
+    return {name: len(some) for name, some in found.items()}
+
+
+def summary(counts: Mapping[str, int], of: str = "config classes") -> str:
+    """The counts in one line."""
+
+    def share(name: str, whole: str = "built") -> str:
+        return f"{counts[name]}{_percent(counts[name], counts[whole])}"
+
     return (
-        f"{len(every)} {of}, {len(built)} built: {len(traced)} traced whole{_percent(traced, built)}, "
-        f"{len(elsewhere)} of them right at other shapes{_percent(elsewhere, built)} and {len(everyhow)} at every "
-        f"shape that was tried, in both modes{_percent(everyhow, built)}, {len(further)} of these with further graphs "
-        f"for other numbers of rows or lengths; every attention, MLP, norm and other innermost module "
-        f"that a rule is about traced in {len(followed)}{_percent(followed, built)}, those around "
-        f"them too in {len(around)}{_percent(around, built)}; {len(rewritten)} rewritten, of those with a construct "
-        f"{len(everywhere)} everywhere{_percent(everywhere, holding)}; {len(equal)} checked and equal, "
-        f"{len(by_all)} of {len(every_rule)} rewritten by all rules are equal, {sum(map(wrong, built))} wrong."
+        f"{counts['all']} {of}, {counts['built']} built: {counts['whole']} traced "
+        f"whole{_percent(counts['whole'], counts['built'])}, {share('at other shapes')} of them right at other shapes "
+        f"and {share('at every shape')} at every shape that was tried, in both modes, {counts['with further graphs']} "
+        "of these with further graphs for other numbers of rows or lengths; every attention, MLP, norm and other "
+        f"innermost module that a rule is about traced in {share('innermost')}, those around them too in "
+        f"{share('around them')}; {counts['rewritten']} rewritten, of those with a construct "
+        f"{share('everywhere', 'with a construct')} everywhere; {counts['equal']} checked and equal, "
+        f"{counts['equal by all rules']} of {counts['by all rules']} rewritten by all rules are equal, "
+        f"{counts['wrong']} wrong."
     )
 
 
@@ -148,20 +169,30 @@ def _kinds(result: Mapping[str, Any]) -> set[str]:
     return set(result["reasons"])
 
 
-def _percent(some: Sized, every: Sized) -> str:
+def _percent(some: int, every: int) -> str:
     """The share of ``some`` in ``every``, in brackets."""
-    return f" ({100 * len(some) / len(every):.1f} %)" if every else ""
+    return f" ({100 * some / every:.1f} %)" if every else ""
 
 
-def plan_summary(plans: Results) -> str:
-    """Counts of the plans, in one line."""
-    covered = [plan for plan in plans.values() if plan["covered"]]
+def counted_plans(plans: Results) -> dict[str, int]:
+    """How many plans there are, and of how many what is known."""
     mixtures = [plan for plan in plans.values() if plan["experts"][1]]
-    spread = [plan for plan in mixtures if plan["experts"][0] == plan["experts"][1]]
+    return {
+        "all": len(plans),
+        "covered": sum(plan["covered"] for plan in plans.values()),
+        "mixtures": len(mixtures),
+        "spread": sum(plan["experts"][0] == plan["experts"][1] for plan in mixtures),
+        "wrong": sum(map(wrong, plans.values())),
+    }
+
+
+def plan_summary(counts: Mapping[str, int]) -> str:
+    """The counts of the plans in one line."""
     return (
-        f"{len(plans)} text architectures, {len(covered)} covered by a tensor-parallel plan{_percent(covered, plans)}; "
-        f"{len(mixtures)} of them mixtures of experts, {len(spread)} with the experts spread over the "
-        f"ranks{_percent(spread, mixtures)}; {sum(map(wrong, plans.values()))} wrong."
+        f"{counts['all']} text architectures, {counts['covered']} covered by a tensor-parallel "
+        f"plan{_percent(counts['covered'], counts['all'])}; {counts['mixtures']} of them mixtures of experts, "
+        f"{counts['spread']} with the experts spread over the ranks{_percent(counts['spread'], counts['mixtures'])}; "
+        f"{counts['wrong']} wrong."
     )
 
 
@@ -213,6 +244,8 @@ def _short(text: str) -> str:
     return line if len(line) <= 160 else line[:159] + "…"
 
 
-COVERAGE = Page(_COVERAGE, _row, summary)
-BEYOND = Page(_BEYOND, _row, partial(summary, of="models"), packages=("timm", "diffusers", "x_transformers", "torch"))
-PLANS = Page(_PLANS, _plan_row, plan_summary)
+COVERAGE = Page(_COVERAGE, _row, counted, summary)
+BEYOND = Page(
+    _BEYOND, _row, counted, partial(summary, of="models"), packages=("timm", "diffusers", "x_transformers", "torch")
+)
+PLANS = Page(_PLANS, _plan_row, counted_plans, plan_summary)

@@ -123,5 +123,9 @@ def _ours() -> Any:
     folders = (Path(package.__file__ or "").parent for package in (schedule, fused))
     for folder in (*folders, Path(__file__).parent):
         for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
+            if path.parent.name != "sweep" or path.name not in _AFTERWARDS:
+                digest.update(path.read_bytes())
     return digest
+
+
+_AFTERWARDS = {"__main__.py", "coverage.py"}  # they choose what is run, and write of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from schedule import Schedule
 from schedule.api.simulate import Simulation, simulate
 from schedule.capture.examples.inputs import Inputs
 from tests.sweep import plans
-from tests.sweep.coverage import PLANS, plan_summary
+from tests.sweep.coverage import PLANS, counted_plans, plan_summary
 from tests.sweep.plans import Planned, called, check_plan, describe, is_text, layers_of, spread_experts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -122,7 +123,8 @@ def test_an_architecture_and_its_row(tmp_path: Path) -> None:
     assert found.covered and found.share == 1.0 and saved
     plans = {"llama": vars(found)}
     line = PLANS.write(plans, 1, 0, tmp_path / "page.md", tmp_path / "data.json")
-    assert line == plan_summary(plans)
+    assert line == plan_summary(counted_plans(plans))
+    assert json.loads((tmp_path / "data.json").read_text())["counts"]["covered"] == 1
     assert line.startswith("1 text architectures, 1 covered by a tensor-parallel plan (100.0 %); 0 of them mixtures")
     (row,) = (line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| llama"))
     assert row == "| llama | yes | 2/2 | 2/2 | 10 / 4 / 0 | 100 % | 4 + 4 (4 + 4) |  |  |"

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.tuning import BOUNDS, EXTREMES, RESULTS, TRIALS, Replayed, lines
+from benchmarks.tuning import BOUNDS, EXTREMES, RESULTS, TRIALS, Replayed
 from schedule.tuning import Trial
 
-ROOT = Path(__file__).resolve().parents[2]
 STORED = json.loads(RESULTS.read_text())["results"]
 SEARCHED: list[dict[str, Any]] = STORED["searches"]
 
 
-def test_the_table_is_what_was_found() -> None:
-    assert "\n".join(lines(SEARCHED)) in (ROOT / "docs" / "tuning.md").read_text()
+def test_the_bounds_are_those_of_the_benchmark() -> None:
     assert [found["bound"] for found in SEARCHED] == list(BOUNDS)
 
 
