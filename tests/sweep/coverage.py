@@ -146,17 +146,18 @@ def counted(results: Results) -> dict[str, int]:
 def summary(counts: Mapping[str, int], of: str = "config classes") -> str:
     """The counts in one line."""
 
-    def share(name: str, whole: str = "built") -> str:
-        return f"{counts[name]}{_percent(counts[name], counts[whole])}"
+    def share(name: str, text: str = "", whole: str = "built") -> str:
+        return f"{counts[name]}{text}{_percent(counts[name], counts[whole])}"
 
     return (
-        f"{counts['all']} {of}, {counts['built']} built: {counts['whole']} traced "
-        f"whole{_percent(counts['whole'], counts['built'])}, {share('at other shapes')} of them right at other shapes "
-        f"and {share('at every shape')} at every shape that was tried, in both modes, {counts['with further graphs']} "
+        f"{counts['all']} {of}, {counts['built']} built: {share('whole', ' traced whole')}, "
+        f"{share('at other shapes', ' of them right at other shapes')} and "
+        f"{share('at every shape', ' at every shape that was tried, in both modes')}, {counts['with further graphs']} "
         "of these with further graphs for other numbers of rows or lengths; every attention, MLP, norm and other "
         f"innermost module that a rule is about traced in {share('innermost')}, those around them too in "
-        f"{share('around them')}; {counts['rewritten']} rewritten, of those with a construct "
-        f"{share('everywhere', 'with a construct')} everywhere; {counts['equal']} checked and equal, "
+        f"{share('around them')}; "
+        f"{counts['rewritten']} rewritten, of those with a construct "
+        f"{share('everywhere', ' everywhere', 'with a construct')}; {counts['equal']} checked and equal, "
         f"{counts['equal by all rules']} of {counts['by all rules']} rewritten by all rules are equal, "
         f"{counts['wrong']} wrong."
     )

@@ -9,7 +9,7 @@ from fxschedule.cli.tiny.configs import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
 from schedule.report.entries import Entry
 from schedule.util.errors import VerificationError
 from tests.needs import needs_architectures, needs_default_qwen2_vl
-from tests.sweep.coverage import COVERAGE, summary
+from tests.sweep.coverage import COVERAGE, counted, summary
 from tests.sweep.models import NotBuilt, architectures, model_class
 from tests.sweep.one import Result, _counts_of, _reasons
 
@@ -99,7 +99,7 @@ def test_the_page(tmp_path) -> None:  # type: ignore[no-untyped-def]
     none = vars(Result("x", reasons={"not shrunk": "/usr/lib/site-packages/torch/a.py: no"}))
     results = {result["name"]: result for result in (none, bad, fine)}
     line = COVERAGE.write(results, 4, 2, tmp_path / "page.md", tmp_path / "data.json")
-    assert line == f"{summary(results)} 1 have no result yet. 2 of the results are of earlier code."
+    assert line == f"{summary(counted(results))} 1 have no result yet. 2 of the results are of earlier code."
     assert line.startswith(
         "3 config classes, 2 built: 1 traced whole (50.0 %), 1 of them right at other shapes (50.0 %) and 1 at every "
         "shape that was tried, in both modes (50.0 %), 0 of these with further graphs for other numbers of rows or "
@@ -124,7 +124,7 @@ def test_how_a_trace_is_bound_is_counted() -> None:
         traced("tokens", "traced for one shape"),
         traced("nan", "original not finite"),
     )
-    assert summary({str(result["name"]): result for result in several}).startswith(
+    assert summary(counted({str(result["name"]): result for result in several})).startswith(
         "5 config classes, 4 built: 4 traced whole (100.0 %), 3 of them right at other shapes (75.0 %) and 1 at every "
         "shape that was tried, in both modes (25.0 %), 1 of these with further graphs for other numbers of rows"
     )
