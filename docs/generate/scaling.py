@@ -8,8 +8,13 @@ from benchmarks.tuning import EXTREMES, lines
 from docs.generate.docstrings import as_table
 from docs.generate.numbers import results
 
-_NAMES = {"gpt2": "GPT-2", "bert": "BERT", "llama (8:2)": "Llama, 8 heads and 2", "mixtral": "Mixtral"}
-_NAMES |= {"qwen3-moe": "Qwen3-MoE"}
+_NAMES = {
+    "gpt2": "GPT-2",
+    "bert": "BERT",
+    "llama (8:2)": "Llama, 8 heads and 2",
+    "mixtral": "Mixtral",
+    "qwen3-moe": "Qwen3-MoE",
+}
 
 
 def counted_reference() -> str:

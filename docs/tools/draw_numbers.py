@@ -55,12 +55,13 @@ def filled(readme: str) -> str:
     for name, part in PARTS.items():
         begin, end = BEGIN.format(name), END.format(name)
         written = f"{begin}\n\n{part()}\n\n{end}"
-        readme = re.sub(f"{begin}.*?{end}", lambda _, text=written: text, readme, flags=re.DOTALL)
+        readme = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, text=written: text, readme, flags=re.DOTALL)
     return readme
 
 
 def draw(path: Path) -> None:
     """Draw a panel of bars for each row of the table."""
+    plt.rcParams["svg.hashsalt"] = "numbers"  # the same file each time
     figure, axes = plt.subplots(1, len(figures()), figsize=(10, 2.9))
     names = [name.replace("`", '"') for name in CANDIDATES.values()]
     for axis, (title, values) in zip(axes, figures().items(), strict=True):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from schedule.util.errors import ScheduleError
+from torch import nn
+
+from schedule.util.errors import NotApplicable, ScheduleError
 from schedule.util.internal_errors import InternalError, as_python_does
 
 
@@ -24,6 +27,15 @@ class UserCodeError(Exception):
 def raised_by(error: ScheduleError | UserCodeError) -> Exception:
     """Return what was raised under :func:`user_code`, without the wrapper."""
     return error.error if isinstance(error, UserCodeError) else error
+
+
+def refused_batch(model: nn.Module, why: str, failed: UserCodeError, further: str = "") -> NotApplicable:
+    """Return the error for a batch that ``model`` does not take; ``why`` is ``the model refused the batch``."""
+    return NotApplicable(
+        f"{why}: {failed}",
+        where=f"{type(model).__name__}.forward{inspect.signature(type(model).forward)}",
+        fix=f"pass a batch that `model(**batch)` accepts{further}",
+    )
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from schedule.util.errors import NotApplicable, ScheduleError, VerificationError
 from schedule.util.indices import indices_checked
 from schedule.util.internal_errors import InternalError, contained
 from schedule.util.named_values import named_tensors, shapes_of
-from schedule.util.user_code import UserCodeError, raised_by, user_code
+from schedule.util.user_code import UserCodeError, raised_by, refused_batch, user_code
 from schedule.util.wording import counted
 from schedule.verify.compare import SECOND, TRAINED, compare
 from schedule.verify.observe import Case, Mode, Observation, OptimizerFactory, Weights, observe
@@ -133,34 +132,9 @@ def check_case(
         the result and the observation of the reference; None for both if the case was skipped.
     """
     described = f"{case.mode} mode, {case.weights} weights, {case.shapes}"
-    try:
-        with user_code(), original(), indices_checked((case.batch, tuple(a.parameters()))):
-            reference = observe(a, case, tolerance)
-    except InternalError as internal:
-        if required:
-            raise
-        report.skipped.append(f"{described}: left out after an {contained(internal).why}")
-        return None, None
-    except (ScheduleError, UserCodeError) as failed:
-        error = raised_by(failed)
-        if required and error is failed:
-            raise
-        if required:
-            raise NotApplicable(
-                f"the original model fails on this batch: {failed}",
-                where=f"{type(a).__name__}.forward{inspect.signature(type(a).forward)}",
-                fix="pass a batch that `model(**batch)` accepts; with `training=False` it need not train",
-            ) from error
-        report.skipped.append(f"{described}: the original raises {type(error).__name__}: {_short(error)}")
-        return None, None
-    if reference.unusable:
-        if required:
-            raise VerificationError(
-                f"the original model is not finite on this batch, so nothing can be told: {reference.unusable}",
-                where=described,
-                fix="pass a batch that the model can be trained on",
-            )
-        report.skipped.append(f"{described}: {reference.unusable}")
+    reference, why = _reference(case, a, tolerance, described, required, original)
+    if reference is None:
+        report.skipped.append(f"{described}: {why}")
         return None, None
     if reference.once_differentiable:
         report.skipped.append(f"{described}, {SECOND}: the original raises {reference.once_differentiable}")
@@ -176,6 +150,39 @@ def check_case(
     result = CaseResult(case.mode, case.weights, case.shapes, worst, len(deviations))
     report.cases.append(result)
     return result, reference
+
+
+def _reference(
+    case: Case,
+    a: nn.Module,
+    tolerance: Tolerance,
+    described: str,
+    required: bool,
+    original: Callable[[], AbstractContextManager[None]],
+) -> tuple[Observation | None, str]:
+    """Return the observation of the reference, or None and why the case is skipped; raise if it is required."""
+    try:
+        with user_code(), original(), indices_checked((case.batch, tuple(a.parameters()))):
+            reference = observe(a, case, tolerance)
+    except InternalError as internal:
+        if required:
+            raise
+        return None, f"left out after an {contained(internal).why}"
+    except (ScheduleError, UserCodeError) as failed:
+        if required and isinstance(failed, UserCodeError):
+            further = "; with `training=False` it need not train"
+            raise refused_batch(a, "the original model fails on this batch", failed, further) from failed.error
+        if required:
+            raise
+        error = raised_by(failed)
+        return None, f"the original raises {type(error).__name__}: {_short(error)}"
+    if reference.unusable and required:
+        raise VerificationError(
+            f"the original model is not finite on this batch, so nothing can be told: {reference.unusable}",
+            where=described,
+            fix="pass a batch that the model can be trained on",
+        )
+    return (None, reference.unusable) if reference.unusable else (reference, "")
 
 
 def deviations_from(reference: Observation, case: Case, model: nn.Module, tolerance: Tolerance) -> list[Deviation]:

@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import os
 import sys
-from pathlib import Path
 
 from tests.sweep import coverage
 from tests.sweep.beyond import names as names_beyond
@@ -19,7 +18,7 @@ from tests.sweep.one import check
 from tests.sweep.plans import check_plan, is_text
 from tests.sweep.run import BEYOND, PLANS, RESULTS, ROOT, fingerprint, load, sweep
 
-COUNTS = Path(__file__).parent / "results"
+COUNTS = ROOT / "tests" / "sweep" / "results"
 
 
 def main() -> int:

@@ -196,11 +196,12 @@ def _reasons(result: Outcome, stage: str) -> Iterator[None]:
         if kind.startswith("WRONG"):
             result.equal = False
         result.reasons[kind] = f"{error}"[:800]
-    except ScheduleError as error:
-        result.reasons[f"refused, {stage}"] = f"{error}"[:500]
-    except REFUSALS as error:
-        if _is_of_memory(error):
+    except (ScheduleError, *REFUSALS) as error:
+        if _is_of_memory(error):  # an error of the model's, or ours about it
             result.reasons["too large"] = f"{type(error).__name__}: {_line(error)}"
+            return
+        if isinstance(error, ScheduleError):
+            result.reasons[f"refused, {stage}"] = f"{error}"[:500]
             return
         where = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename][-1:]
         place = f" at {where[0].filename.rpartition('/main/')[2]}:{where[0].lineno}" if where else ""

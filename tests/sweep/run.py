@@ -31,6 +31,8 @@ PLANS = ROOT / "build" / "plans"
 SECONDS = 400  # of processor time, for three stages; a busy machine changes it little
 HANGING = 10 * SECONDS  # of the clock
 MEMORY = 8 * 2**30
+_AFTERWARDS = [Path(__file__).with_name(name) for name in ("__main__.py", "coverage.py")]
+"""Files that results do not depend on: they choose what is run, and write of it."""
 
 
 @dataclass
@@ -123,9 +125,6 @@ def _ours() -> Any:
     folders = (Path(package.__file__ or "").parent for package in (schedule, fused))
     for folder in (*folders, Path(__file__).parent):
         for path in sorted(folder.rglob("*.py")):
-            if path.parent.name != "sweep" or path.name not in _AFTERWARDS:
+            if path not in _AFTERWARDS:
                 digest.update(path.read_bytes())
     return digest
-
-
-_AFTERWARDS = {"__main__.py", "coverage.py"}  # they choose what is run, and write of it

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import enum
-import inspect
 import numbers
 import sys
 from collections import defaultdict
@@ -36,7 +35,7 @@ from schedule.capture.snapshots import Entry, Snapshot, entries_as_after, modes_
 from schedule.util.errors import NotApplicable
 from schedule.util.generators import generator_states, restore_generators
 from schedule.util.internal_errors import perform
-from schedule.util.user_code import UserCodeError, user_code
+from schedule.util.user_code import UserCodeError, refused_batch, user_code
 
 MAX_SIGNATURES = 4
 _IMMUTABLE: tuple[type, ...] = (numbers.Number, str, bytes, type(None), range, enum.Enum)
@@ -302,11 +301,7 @@ def recorded(
                 watching.reads(run())
             recording.set_by_run = before.changed_entries()
         except UserCodeError as failed:
-            raise NotApplicable(
-                f"the model refused the example inputs: {failed}",
-                where=f"{type(root).__name__}.forward{inspect.signature(type(root).forward)}",
-                fix="pass a batch that `model(**batch)` accepts",
-            ) from failed.error
+            raise refused_batch(root, "the model refused the example inputs", failed) from failed.error
     return recording
 
 

@@ -182,8 +182,7 @@ class TrackedList(Tracked, list[Any]):
         extend: Callable[[list[Any]], None] | None,
     ) -> None:
         super().__init__(items)
-        self._tracer, self.node, self._nodes, self._extend = tracer, node, nodes, extend
-        node.meta["object"] = True
+        self._tracer, self._node, self._nodes, self._extend = tracer, node, nodes, extend
 
     def _item(self, index: int) -> Any:
         found = super().__getitem__(index)
@@ -234,8 +233,9 @@ class TrackedList(Tracked, list[Any]):
         if self._extend is None:  # a class of its own, perhaps with an `append` of its own
             self._refuse()
         added = perform(list, values)
+        self._node.meta["object"] = True
         with DisableTorchFunction():
-            self._tracer.emit(operator.iadd, (self.node, self._tracer.as_nodes(added)))
+            self._tracer.emit(operator.iadd, (self._node, self._tracer.as_nodes(added)))
             self._extend(added)
         super().extend(added)
 
