@@ -201,14 +201,20 @@ def explain(
 
 
 @command
-def rules(as_json: options.Json = False) -> Code:
+def rules(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Only this set, family or rule.")] = "",
+    as_json: options.Json = False,
+) -> Code:
     """List the rewrite rules with their names and replacements.
 
-    Exit codes: 0 done.
+    Exit codes: 0 done, 2 no such NAME.
+
+    Examples: fxschedule rules; fxschedule rules rms_norm
     """
+    names = options.named_rules(name)
     from fxschedule.cli import inspect_commands
 
-    return inspect_commands.rules(as_json)
+    return inspect_commands.rules(names, as_json)
 
 
 @command

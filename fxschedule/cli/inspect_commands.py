@@ -72,13 +72,15 @@ def explain(asked: Asked, path: str, rules: list[str], cost_guard: bool, as_json
     return Code.DONE if any(each.applies for each in found) else Code.NO
 
 
-def rules(as_json: bool) -> Code:
-    """List the rules; names are never cut."""
+def rules(names: list[str], as_json: bool) -> Code:
+    """List the rules of these sets and families, or all; names are never cut."""
+    selected = {rule.name for rule in select_rules(names)} if names else None
+    listed = [rule for rule in list_rules() if selected is None or rule.name in selected]
     if as_json:
-        emit([{"name": r.name, "family": r.family, "sets": r.sets, "summary": r.summary} for r in list_rules()])
+        emit([{"name": r.name, "family": r.family, "sets": r.sets, "summary": r.summary} for r in listed])
         return Code.DONE
     if stdout().width < WIDE:
-        for rule in list_rules():
+        for rule in listed:
             stdout().print(f"{rule.name} ({', '.join([rule.family, *rule.sets])})", soft_wrap=True)
             stdout().print(Text(f"    {rule.summary}"))
         return Code.DONE
@@ -87,7 +89,7 @@ def rules(as_json: bool) -> Code:
         table.add_column(name, no_wrap=True)
     table.add_column("becomes", overflow="fold")
     shown = ""
-    for rule in list_rules():
+    for rule in listed:
         table.add_row("" if rule.family == shown else rule.family, rule.name, ", ".join(rule.sets), Text(rule.summary))
         shown = rule.family
     stdout().print(table)

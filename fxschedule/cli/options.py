@@ -122,12 +122,15 @@ def named_rules(text: str) -> list[str]:
 
 
 def refuse_no_model(name: str) -> None:
-    """Raise if ``name`` is a file of Python that is not there, or that no function is named of.
+    """Raise if ``name`` is a path where nothing is, or a file of Python that no function is named of.
 
     Raises:
         CommandError: says which functions the file has.
     """
     where, colon, _ = name.partition(":")
+    if where.startswith(("/", ".", "~")) and not Path(where).exists():
+        wanted = "a folder written by save_pretrained, or path/to/file.py:factory"
+        raise CommandError(f"nothing is at {where}", Code.NO_MODEL, fix=wanted)
     if not where.endswith(".py"):
         return
     file = Path(where)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.bar import Bar
 from rich.progress import track
 from rich.table import Table
 from torch import nn
@@ -200,12 +201,13 @@ def _seconds(candidates: dict[str, nn.Module], batch: Any, rounds: int) -> dict[
 
 def _chart(ratios: dict[str, TimeRatio], milliseconds: dict[str, float], saved: dict[str, int]) -> Table:
     table = Table(title="time of a training step, original = 1", title_justify="left")
-    for name in ("", "median", "time", "quartiles", "kept for backward", ""):
+    for name in ("", "median", "time", "quartiles", "kept for backward"):
         table.add_column(name, justify="right" if name else "left")
+    table.add_column(max_width=30)
     longest = max(ratio.median for ratio in ratios.values())
     for name, ratio in ratios.items():
-        bar = "█" * max(1, round(30 * ratio.median / longest))
         share = f"{saved[name] / max(saved['eager'], 1):.2f} ×" if name in saved else "–"
         took = f"{milliseconds[name]:.1f} ms"
-        table.add_row(name, took, f"{ratio.median:.2f} ×", f"{ratio.low:.2f} to {ratio.high:.2f}", share, bar)
+        quartiles, bar = f"{ratio.low:.2f} to {ratio.high:.2f}", Bar(longest, 0, ratio.median)
+        table.add_row(name, took, f"{ratio.median:.2f} ×", quartiles, share, bar)
     return table

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -68,9 +68,14 @@ class TimeRatio:
         low, median, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else [*ratios] * 3
         return cls(median, low, high, len(ratios), (statistics.median(of_original), statistics.median(seconds)))
 
+    @property
+    def verdict(self) -> Literal["faster", "slower", "no clear difference"]:
+        """What the spread of the rounds allows to say."""
+        return "faster" if self.high < 1 else "slower" if self.low > 1 else "no clear difference"
+
     def __str__(self) -> str:
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
-        return f"{self.median:.2f} × [{self.low:.2f}, {self.high:.2f}] in {rounds}"
+        return f"{self.median:.2f} × [{self.low:.2f}, {self.high:.2f}] in {rounds}, {self.verdict}"
 
 
 class _Counting(TorchDispatchMode):

@@ -16,6 +16,7 @@ from schedule.util.wording import counted, seconds_text, size_text
 from schedule.verify.report import EquivalenceReport
 
 Tone = Literal["good", "bad", "neutral"]
+_TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no clear difference": "neutral"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def step_time(timing: TimeRatio | None, changed: bool = True) -> Figure:
         return Figure(name, "unchanged", "not timed: nothing was rewritten", "neutral")
     if timing is None:
         return Figure(name, "not timed", HINTS[name], "neutral")
-    tone: Tone = "good" if timing.high < 1 else "bad" if timing.low > 1 else "neutral"
+    tone = _TONES[timing.verdict]
     if timing.seconds is None:
         return Figure(name, f"{timing.median:.2f} ×", str(timing), tone)
     return Figure(name, " → ".join(map(seconds_text, timing.seconds)), str(timing), tone)

@@ -442,7 +442,7 @@ class ScheduledState:
                 log("fallbacks", f"{self.label}: original forward, number {self.fallbacks}: {received}", facts)
             if self.fallbacks == 1:
                 self.last_miss = summary(args, kwargs)
-                because = f". No graph could be made for it: {why}" if why else ""
+                because = f". No graph was made for it: {why}" if why else ""
                 warnings.warn(
                     f"{self.kind}: a call differs from the recorded ones and runs the original forward; correct, not "
                     f"optimized. It received {self.last_miss}{because}",

@@ -89,6 +89,8 @@ def test_what_cannot_be_traced_says_at_which_line() -> None:
 def test_rules_and_primitives_are_all_there() -> None:
     assert [rule["name"] for rule in data("rules")] == [rule.name for rule in list_rules()]
     assert data("primitives") == schedule.list_primitives()
+    assert {rule["family"] for rule in data("rules", "rms_norm")} == {"rms_norm"}
+    assert run("rules", "rms_norms").exit_code == 2
     assert "bias_gelu_tanh" in run("rules").stdout and "checkpoint" in run("primitives").stdout
 
 
@@ -241,7 +243,7 @@ def test_remote_code_is_not_run_unasked(tmp_path: Path) -> None:
     [
         ("no/such-model", "nothing is downloaded"),
         ("bret", "bert"),
-        ("/no/such/folder", "nothing is downloaded"),
+        ("/no/such/folder", "nothing is at /no/such/folder"),
         ("tests.cli.nowhere:make", "no module 'tests.cli.nowhere'"),
         ("tests.cli.models:nowhere", "has no 'nowhere'"),
         ("tests.cli.models:nothing", "gave int, not a model"),

@@ -116,6 +116,8 @@ def test_files_that_cannot_be_imported(made: str, text: str, why: str, fix: str)
 
 
 def test_files_that_are_not_there_or_hidden(made: str, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="nothing is at /none"):
+        refuse_no_model("/none")
     with pytest.raises(CommandError, match=r"there is no file none/models\.py"):
         refuse_no_model("none/models.py:make")
     with pytest.raises(CommandError, match="which of its functions makes the model") as caught:

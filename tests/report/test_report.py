@@ -248,7 +248,9 @@ def test_timing_leaves_the_model_alone() -> None:
 
 def test_the_ratio_is_the_median_with_quartiles() -> None:
     assert TimeRatio.of([5.0, 1.0, 2.0, 4.0, 3.0], [1.0] * 5) == TimeRatio(3.0, 2.0, 4.0, 5, (1.0, 3.0))
-    assert str(TimeRatio.of([1.0], [2.0])) == "0.50 × [0.50, 0.50] in 1 round"
+    assert str(TimeRatio.of([1.0], [2.0])) == "0.50 × [0.50, 0.50] in 1 round, faster"
+    assert TimeRatio.of([2.0], [1.0]).verdict == "slower"
+    assert TimeRatio.of([1.0, 3.0], [2.0] * 2).verdict == "no clear difference"
 
 
 class NeedsLabels(MLP):

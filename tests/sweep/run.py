@@ -30,7 +30,7 @@ BEYOND = ROOT / "build" / "beyond"
 PLANS = ROOT / "build" / "plans"
 SECONDS = 400  # of processor time, for three stages; a busy machine changes it little
 HANGING = 10 * SECONDS  # of the clock
-MEMORY = 8 * 2**30
+MEMORY = 14 * 2**30  # of address space; a CUDA build of torch takes several GiB of it before any work
 _AFTERWARDS = [Path(__file__).with_name(name) for name in ("__main__.py", "coverage.py")]
 """Files that results do not depend on: they choose what is run, and write of it."""
 

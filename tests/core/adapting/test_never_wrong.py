@@ -51,7 +51,7 @@ def test_as_many_kinds_as_are_worth_it() -> None:
 
 def test_what_cannot_be_traced_runs_the_original_and_is_tried_once() -> None:
     model, twin, report = kinds()
-    with pytest.warns(FallbackWarning, match="No graph could be made for it: "):
+    with pytest.warns(FallbackWarning, match="No graph was made for it: "):
         got = model(X, "broken")
     assert torch.equal(got, twin(X, "broken")) and torch.equal(model(X, "broken"), twin(X, "broken"))
     assert report.fallbacks == {"": 2} and adaptations(model) == 1 and report.declined.keys() == {""}

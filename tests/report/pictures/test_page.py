@@ -139,7 +139,7 @@ def test_times_are_bars_once_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "time_ratio", lambda rounds, advance: TimeRatio(0.5, 0.4, 0.6, rounds))
     report.timed(3)
     text = report.to_html()
-    assert "scheduled 0.50 × [0.40, 0.60] in 3 rounds" in words(text).partition("Time of a training step")[2]
+    assert "scheduled 0.50 × [0.40, 0.60] in 3 rounds, faster" in words(text).partition("Time of a training step")[2]
     assert re.search(r'class="before" style="width: 100.0%".*?style="width: 50.0%"', text, re.DOTALL)
 
 
