@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fxschedule.cli.loaded import Loaded, first_line, missing
-from schedule.capture.examples.trials import tried_inputs
+from fxschedule.cli.trials import tried_inputs
 from schedule.util.errors import NotApplicable, did_you_mean
 from schedule.util.user_code import UserCodeError, raised_by, user_code
 

@@ -24,7 +24,7 @@ from fxschedule.cli.options import Asked
 from fxschedule.cli.output import Code, emit, stage, stderr, stdout
 from schedule.api.optimize import optimize as apply_rules
 from schedule.api.schedule import Schedule
-from schedule.capture.examples.shapes import cut
+from schedule.batches import cut
 from schedule.report.comparing import trains
 from schedule.report.costs import TimeRatio, measure, step_seconds
 from schedule.report.profiling import profile_step

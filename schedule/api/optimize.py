@@ -40,7 +40,7 @@ def optimize(
     Args:
         model: a model, or a schedule or group of schedules to optimize only these modules and all below.
         batch: example inputs of the model, with the sizes it will run at; used only if the schedule has none yet.
-            If None, it is made from the model (:mod:`schedule.capture.examples`).
+            If None, it is made from the model (:mod:`schedule.batches`).
         rules: a set (``"default"``, ``"memory"``, ``"attention"``, ``"inference"``, ``"all"``), the name of a rule or
             family, or a list of names and rules.
         strict: raise, and change nothing, if anything resembling a rule's pattern cannot be rewritten.

@@ -154,7 +154,7 @@ def create_schedule(model: nn.Module, batch: Any = None, mesh: Any = None) -> Sc
         model: any module; scheduling continues on a module that was scheduled before.
         batch: inputs of the model: a dict of keyword arguments, a tuple of positional arguments, or
             one tensor. By default, made from the config of the model, or found by trying shapes that its weights take
-            (:mod:`schedule.capture.examples`), when something is traced. Sizes are not baked in.
+            (:mod:`schedule.batches`), when something is traced. Sizes are not baked in.
         mesh: a ``DeviceMesh`` for ``shard`` and ``sync``.
 
     Raises:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import fused
-from schedule.capture.examples.shapes import other_shapes
+from schedule.batches import other_shapes
 from schedule.capture.recording.calls import interceptable, intercepted_calls
 from schedule.capture.recording.recording import Call, Recording, is_fully_sharded, recorded
 from schedule.capture.recording.source import NeedsData

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.capture.examples import found_inputs, has_values, placed
-from schedule.capture.examples.shapes import other_shapes, small_shapes
+from schedule.batches import example_inputs, has_values, other_shapes, placed, small_shapes
 from schedule.capture.recording import recording as recordings
 from schedule.capture.recording.calls import interceptable, intercepted_calls
 from schedule.capture.recording.recording import Call, Recording, as_call, undisturbed
@@ -76,7 +75,7 @@ class Graphs:
             NotApplicable: none can be made.
         """
         if self.batch is None:
-            self.batch, self.guessed = found_inputs(self.root), True
+            self.batch, self.guessed = example_inputs(self.root), True
 
     @property
     def recording(self) -> Recording:

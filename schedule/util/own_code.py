@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGES = tuple(f"{Path(__file__).parents[2] / name}{os.sep}" for name in ("schedule", "fused"))
 """Folders of the package's source files."""
 
-_OURS = ("torch", "schedule", "fused")
+_OURS = ("torch", "schedule", "fused", "fxschedule")
 
 
 @functools.cache

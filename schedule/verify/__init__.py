@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedule.capture.examples.shapes import other_shapes
+from schedule.batches import other_shapes
 from schedule.verify.equivalence import equivalent
 from schedule.verify.report import CaseResult, Deviation, EquivalenceReport
 from schedule.verify.scheduled import Verification, verify

@@ -89,9 +89,21 @@ def _input_gradients(reference: Observation, other: Observation, tolerance: Tole
 def _second_gradients(reference: Observation, other: Observation, tolerance: Tolerance) -> Iterator[Deviation]:
     if other.once_differentiable and not reference.once_differentiable:
         yield missing(SECOND, "", f"raises, the original's does not: {other.once_differentiable}")
-    floor = tolerance.floor * largest_rms(reference.second_gradients)
-    for name, ours, theirs in _none_as_zeros(reference.second_gradients, other.second_gradients):
+    pairs = {
+        name: (_where_finite(ours, ours), _where_finite(ours, theirs))
+        for name, ours, theirs in _none_as_zeros(reference.second_gradients, other.second_gradients)
+    }
+    floor = tolerance.floor * largest_rms({name: ours for name, (ours, _) in pairs.items()})
+    for name, (ours, theirs) in pairs.items():
         yield _tensor(SECOND, name, ours, theirs, tolerance.gradient, floor)
+
+
+def _where_finite(original: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Set elements to zero that the ``original`` does not have: where its first gradient has no derivative.
+
+    Whether they spread as NaN to other elements depends on which zeros a backward multiplies them with.
+    """
+    return torch.where(original.isfinite(), gradient, 0) if original.shape == gradient.shape else gradient
 
 
 def _none_as_zeros(ours: Named, theirs: Named) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from torch import nn
 
-from schedule.capture.examples.shapes import other_shapes
+from schedule.batches import other_shapes
 from schedule.util.arguments import keywords_checked, refuse_no_count
 from schedule.util.errors import NotApplicable, ScheduleError, VerificationError
 from schedule.util.indices import indices_checked
@@ -138,6 +138,12 @@ def check_case(
         return None, None
     if reference.once_differentiable:
         report.skipped.append(f"{described}, {SECOND}: the original raises {reference.once_differentiable}")
+    undefined = [
+        name for name, each in reference.second_gradients.items() if not (each is None or each.isfinite().all())
+    ]
+    if undefined:
+        where = f"{counted(len(undefined), 'tensor')}, such as {undefined[0]}"
+        report.skipped.append(f"{described}, {SECOND}: elements that are not finite in the original, of {where}")
     other, deviations = _observed(reference, case, b, tolerance)
     if alone and any(_may_be_rounding(deviation) for deviation in deviations):
         with original():

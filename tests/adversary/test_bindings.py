@@ -115,34 +115,6 @@ def by_def(m: Any) -> None:
         pass
 
 
-def by_match(m: Any) -> None:
-    global G
-    match m.five:
-        case G:
-            pass
-
-
-def by_match_of_a_part(m: Any) -> None:
-    global G
-    match (1, m.five), {"a": 2}:
-        case (_, int() as G), {**_rest}:
-            pass
-
-
-def by_match_of_a_star(m: Any) -> None:
-    global G
-    match [1, 2]:
-        case [_, *G]:
-            pass
-
-
-def by_match_of_a_rest(m: Any) -> None:
-    global G
-    match {"a": 2}:
-        case {**G}:
-            pass
-
-
 def by_inner_function(m: Any) -> None:
     def inner() -> None:
         global G
@@ -154,8 +126,8 @@ def by_inner_function(m: Any) -> None:
 
 BINDINGS = [
     by_assignment, by_tuple, by_augmented, by_annotated, by_walrus, by_walrus_in_a_comprehension, by_for,
-    by_for_with_a_tuple, by_with, by_with_a_tuple, by_except, by_import, by_import_from, by_delete, by_def, by_match,
-    by_match_of_a_part, by_match_of_a_star, by_match_of_a_rest, by_inner_function,
+    by_for_with_a_tuple, by_with, by_with_a_tuple, by_except, by_import, by_import_from, by_delete, by_def,
+    by_inner_function,
 ]  # fmt: skip
 
 
@@ -207,17 +179,11 @@ def test_a_variable_of_an_enclosing_function_is_bound_at_every_call() -> None:
             nonlocal n
             (n := 5)
 
-        def by_match(m: Any) -> None:
-            nonlocal n
-            match m.five:
-                case int(n):
-                    pass
-
         def put(value: int) -> None:
             nonlocal n
             n = value
 
-        return [by_for, by_walrus, by_match], lambda: n, put
+        return [by_for, by_walrus], lambda: n, put
 
     binds, current, put = enclosing()
     for bind in binds:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import decimal
 import functools
 import math
 import typing
@@ -61,11 +60,6 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], A
         lambda: complex(1.0, 0.0),
         lambda m: math.copysign(1.0, m.held.imag),
         lambda m: setattr(m, "held", complex(1.0, -0.0)),
-    ),
-    "digits of a decimal": (
-        lambda: decimal.Decimal("1.0"),
-        lambda m: float(len(str(m.held))),
-        lambda m: setattr(m, "held", decimal.Decimal("1.00")),
     ),
     "tensor that becomes a parameter": (
         lambda: [torch.tensor(1.5)],

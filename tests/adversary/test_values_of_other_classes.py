@@ -129,19 +129,10 @@ SOURCES: dict[str, Callable[[Any, Tensor, Any, Any], Any]] = {
 
 
 def _matched(value: Any) -> float:
-    match value:
-        case None:
-            return 2.0
-        case bool():
-            return 3.0
-        case int():
-            return 4.0
-        case float():
-            return 5.0
-        case str():
-            return 6.0
-        case _:
-            return 7.0
+    if value is None:
+        return 2.0
+    kinds = {bool: 3.0, int: 4.0, float: 5.0, str: 6.0}
+    return next((number for kind, number in kinds.items() if isinstance(value, kind)), 7.0)
 
 
 def _if(answer: Any) -> float:
@@ -168,7 +159,7 @@ USES: dict[str, Callable[[Tensor, Any], Any]] = {
     "in": lambda h, v: h * _if(v in (1, 2, None)),
     "key": lambda h, v: h * {1: 2.0, 2: 3.0, None: 4.0, "x": 5.0}.get(v, 6.0),
     "set": lambda h, v: h * len({v, 2}),
-    "match": lambda h, v: h * _matched(v),
+    "first of its kinds": lambda h, v: h * _matched(v),
     "dtype made": lambda h, v: h * _if(torch.full((2,), v).dtype is torch.int64),
     "dtype of a product": lambda h, v: h * _if((INTEGERS * v).dtype is torch.int32),
     "tensor": lambda h, v: h * torch.tensor(v),

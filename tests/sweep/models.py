@@ -17,10 +17,10 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
+from fxschedule.cli.documented import documented_inputs
 from fxschedule.cli.tiny.batches import repaired
 from fxschedule.cli.tiny.configs import CATEGORIES, Config, shrink
-from schedule.capture.examples import example_inputs
-from schedule.capture.examples.inputs import Inputs
+from schedule.batches import Inputs
 from schedule.util.errors import NotApplicable
 from tests.sweep import beyond
 from tests.sweep.parts import REFUSED, holders, part_of
@@ -201,7 +201,7 @@ def _shrunk(cls: type[nn.Module], name: str, default: Config, seed: int) -> Buil
     for kept in _attempts():
         try:
             model = _with_forward(_built(cls, CONFIG_MAPPING[name], shrink(default, kept), seed))
-            return Built(model, example_inputs(model, repair=repaired), kept)
+            return Built(model, documented_inputs(model, repair=repaired), kept)
         except NotApplicable as question:
             failure = _later(failure, NotBuilt("no example inputs", _first_line(question)))
         except ImportError as error:

@@ -24,7 +24,7 @@ from torch import nn
 import fused
 import schedule
 from schedule import Schedule
-from schedule.capture.examples.inputs import Inputs
+from schedule.batches import Inputs
 from schedule.core.adapting import adapter_for
 from schedule.report.entries import Entry
 from schedule.runtime.scheduled import MAX_ADAPTATIONS, install, state_of

@@ -15,9 +15,9 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from fxschedule.cli.documented import documented_inputs
 from fxschedule.cli.tiny.batches import repaired
-from schedule.capture.examples import example_inputs
-from schedule.capture.examples.inputs import Inputs
+from schedule.batches import Inputs
 from schedule.capture.recording.recording import undisturbed
 from schedule.capture.recording.structure import leaves
 from schedule.util.errors import NotApplicable
@@ -63,7 +63,7 @@ def part_of(whole: nn.Module, config: type[PreTrainedConfig]) -> tuple[nn.Module
         NotApplicable: there is no such part that can be called by itself with what it receives.
     """
     for part in parts(whole, config):
-        batch = received(whole, part, example_inputs(whole, repair=repaired))
+        batch = received(whole, part, documented_inputs(whole, repair=repaired))
         if batch is None:
             continue
         mine = copy.deepcopy(part)
@@ -87,9 +87,9 @@ def inputs_for(model: nn.Module, rows: int, length: int) -> Inputs:
     if of_library is not None:
         return of_library
     if model not in _WHOLES:
-        return example_inputs(model, rows, length, repaired)
+        return documented_inputs(model, rows, length, repaired)
     whole, part = _WHOLES[model]
-    batch = received(whole, part, example_inputs(whole, rows, length, repaired))
+    batch = received(whole, part, documented_inputs(whole, rows, length, repaired))
     if batch is None:
         raise NotApplicable(f"the example of {type(whole).__name__} does not reach its part {type(part).__name__}")
     return batch

@@ -18,7 +18,7 @@ from torch import nn
 
 import schedule
 from schedule.api.simulate import Simulation, simulate
-from schedule.capture.examples.inputs import Inputs
+from schedule.batches import Inputs
 from schedule.capture.recording.recording import Call, record
 from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import leaves, map_structure

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import schedule
-from schedule.capture.examples.inputs import Inputs
+from schedule.batches import Inputs
 from schedule.capture.recording.structure import map_structure
 from schedule.util.errors import NotApplicable, ScheduleError
 from schedule.verify.tolerances import TOLERANCES, Tolerance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from schedule.capture.examples.inputs import Inputs
+from schedule.batches import Inputs
 from schedule.runtime.scheduled import state_of
 from schedule.util.errors import ScheduleError
 from schedule.util.generators import seed_all

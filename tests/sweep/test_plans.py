@@ -12,7 +12,7 @@ from torch import nn
 
 from schedule import Schedule
 from schedule.api.simulate import Simulation, simulate
-from schedule.capture.examples.inputs import Inputs
+from schedule.batches import Inputs
 from tests.sweep import plans
 from tests.sweep.coverage import PLANS, counted_plans, plan_summary
 from tests.sweep.plans import Planned, called, check_plan, describe, is_text, layers_of, spread_experts

@@ -99,6 +99,41 @@ def test_an_original_without_them_is_named() -> None:
     assert report.equal and len(told) == 2
 
 
+class Cornered(nn.Module):
+    """|x|^1.5, with a gradient of zero at zero and no second derivative there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.power((x + self.bias).abs())
+
+    def power(self, size: torch.Tensor) -> torch.Tensor:
+        return size**1.5
+
+
+class Rounded(Cornered):
+    """Flat beside zero."""
+
+    def power(self, size: torch.Tensor) -> torch.Tensor:
+        return size.clamp_min(1e-12) ** 1.5
+
+
+class RoundedOnce(Cornered):
+    def power(self, size: torch.Tensor) -> torch.Tensor:
+        return _Once.apply(size.clamp_min(1e-12) ** 0.75)
+
+
+def test_elements_without_a_second_derivative_in_the_original_are_left_out() -> None:
+    batch = torch.cat([floats(3, 7), torch.zeros(3, 1)], dim=1)
+    report = equivalent(Cornered(), Rounded(), batch, steps=1)
+    told = [reason for reason in report.skipped if "norm: elements that are not finite in the original, of " in reason]
+    assert report.equal and told
+    assert not equivalent(Cornered(), RoundedOnce(), batch, steps=1).equal, "wrong in the others"
+    assert not equivalent(Rounded(), Cornered(), batch, steps=1).equal, "lost, where the original has one"
+
+
 def test_a_gradient_of_zero_has_a_norm_to_differentiate() -> None:
     model = nn.Linear(4, 4)
     nn.init.zeros_(model.weight)

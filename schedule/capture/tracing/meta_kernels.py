@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from schedule.capture.recording.structure import tensors
+from schedule.util.internal_errors import perform
 
 
 def _tensor(
@@ -20,7 +22,8 @@ def _tensor(
 ) -> torch.Tensor:
     """Build ``torch.tensor(data)`` for lists with tensors too, without reading the tensors' data."""
     if not isinstance(data, (list, tuple)) or not any(True for _ in tensors(data)):
-        return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory)
+        how: dict[str, Any] = {"dtype": dtype, "device": device, "requires_grad": requires_grad}
+        return perform(torch.tensor, data, **how, pin_memory=pin_memory)
     stacked = torch.stack([item if isinstance(item, torch.Tensor) else _tensor(item) for item in data])
     return torch.empty_like(stacked, dtype=dtype, device=device, requires_grad=requires_grad)
 
@@ -29,7 +32,7 @@ def _picked(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     """Index ``tensor[index]``, with 0-d integer tensors replaced by 0: the shape does not depend on their value."""
     parts = index if isinstance(index, tuple) else (index,)
     numbers = tuple(0 if _is_number(part) else part for part in parts)
-    return tensor[numbers]
+    return perform(operator.getitem, tensor, numbers)
 
 
 def _is_number(value: Any) -> bool:

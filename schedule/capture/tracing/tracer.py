@@ -47,7 +47,6 @@ from schedule.capture.tracing.module_calls import EnterChild, ModuleCalls
 from schedule.capture.tracing.opaque import OpaqueTracker, untracked
 from schedule.capture.tracing.output_structure import Expected
 from schedule.capture.tracing.pieces import guard_number
-from schedule.capture.tracing.reading.decimals import refusing_flags
 from schedule.capture.tracing.reading.evaluator import Evaluator
 from schedule.capture.tracing.reading.natives import HANDLERS
 from schedule.capture.tracing.reading.numbers import NUMBER_HANDLERS
@@ -122,7 +121,6 @@ class ModuleTracer(TorchFunctionMode):
             stack.enter_context(torch.set_grad_enabled(self.recording.grad_enabled))
             stack.enter_context(intercepted_calls(self.module, self.calls.on_native_call))
             stack.enter_context(nothing_collected())
-            stack.enter_context(refusing_flags())
             stack.enter_context(self)
             try:
                 with failures_unlogged(), user_code():

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from schedule.capture.examples.inputs import Inputs
+from schedule.batches import Inputs
 from tests.sweep import REFUSALS
 from tests.sweep.beyond.case import Case, Unavailable, parameters, refuse_large
 from tests.sweep.beyond.diffusion import TINY, of_diffusers

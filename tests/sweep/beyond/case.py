@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.capture.examples.inputs import Inputs
+from schedule.batches import Inputs
 
 Batch = Callable[[int, int], Inputs]
 """Makes what a model is called with, for a number of rows and a length."""

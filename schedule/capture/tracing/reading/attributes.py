@@ -47,6 +47,7 @@ class AttributeReads(Reads):
         if self.on and isinstance(owner, _Watched):
             return self._of_watched(owner, name)
         if self.on and scalar_of(owner) is not None:
+            self.tracer.ask(owner)  # something else in a later call may have other attributes
             return attribute_of_number(owner, name)
         if not self.on or isinstance(owner, _TRACKED):
             return perform(getattr, owner, name)

@@ -19,8 +19,8 @@ import torch
 
 from schedule.capture.recording.structure import original_class
 from schedule.capture.tracing.reading.assignments import Assignments
+from schedule.capture.tracing.reading.calling import Calling
 from schedule.capture.tracing.reading.following import Followed, Handler
-from schedule.capture.tracing.reading.matching import Matching
 from schedule.capture.tracing.reading.operators import plain
 from schedule.capture.tracing.reading.plain import is_atom
 from schedule.capture.tracing.reading.protected import Protected
@@ -29,7 +29,7 @@ from schedule.capture.tracing.reading.sources import Attr, Const, Item
 from schedule.util.internal_errors import as_python_does, own_errors, perform, raise_if_own
 
 
-class Evaluator(Matching):
+class Evaluator(Calling):
     """Operations called by instrumented code, for one trace."""
 
     def __init__(self, tracer: Followed, handlers: Mapping[Any, Handler]) -> None:
@@ -243,5 +243,5 @@ _OPERATIONS = (
     "attr", "item", "call", "truth", "operand", "inverted", "displayed", "formatted", "key", "iterate", "mapping",
     "context", "protected", "augmented", "is_", "is_not", "eq", "ne", "in_", "not_in",
     "set_attr", "set_item", "del_attr", "del_item",
-    "import_from", "is_singleton", "sequence_parts", "mapping_parts", "class_parts",
+    "import_from",
 )  # fmt: skip

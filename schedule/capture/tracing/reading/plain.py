@@ -23,6 +23,7 @@ ATOMS: tuple[type, ...] = (
 EXACT = {bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device, torch.Size, torch.layout}
 """Types of values that have no attributes but their value's."""
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
+_DECIMAL = ("decimal", "_decimal", "_pydecimal")
 MOST = 256
 """Containers of more values than this are compared entry by entry, where they are read."""
 
@@ -78,6 +79,19 @@ class Snapshot:
 
 def _saved(value: Any, content: Any) -> Snapshot:
     return Snapshot(type(value), content)
+
+
+def has_decimals(value: Any) -> bool:
+    """Check whether ``value`` is a part of Python's ``decimal``, or a container or snapshot with such parts."""
+    if isinstance(value, Snapshot):
+        return has_decimals(value.content)
+    if isinstance(value, dict):
+        return any(map(has_decimals, (*value, *value.values())))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(map(has_decimals, value))
+    if isinstance(value, types.ModuleType):
+        return value.__name__ in _DECIMAL
+    return (value if isinstance(value, (type, types.BuiltinFunctionType)) else type(value)).__module__ in _DECIMAL
 
 
 def has_sign_of_zero(value: Any) -> bool:

@@ -16,13 +16,12 @@ from schedule.capture.recording.source import user_line
 from schedule.capture.tracing.later_reads import LaterReads
 from schedule.capture.tracing.parts import is_record, parts
 from schedule.capture.tracing.reading.arrays import holds_objects, is_array
-from schedule.capture.tracing.reading.decimals import context_settings, has_decimals
 from schedule.capture.tracing.reading.following import Followed
 from schedule.capture.tracing.reading.guard import Guard
 from schedule.capture.tracing.reading.guard_code import kind_of
 from schedule.capture.tracing.reading.ledger import Ledger
 from schedule.capture.tracing.reading.origin import bound_to, is_fixed
-from schedule.capture.tracing.reading.plain import EXACT, is_atom, snapshot
+from schedule.capture.tracing.reading.plain import EXACT, has_decimals, is_atom, snapshot
 from schedule.capture.tracing.reading.resolution import BASES, Resolved, class_of, found_in, is_mutable
 from schedule.capture.tracing.reading.sources import (
     SELF,
@@ -86,7 +85,7 @@ class Reads:
             if self.tracer.regions.flag_blocks and kind == "same" and asks_torch(source):
                 raise self.refused("the forward asks for a flag of torch inside a block that sets such flags")
             if has_decimals(expected):
-                self.query(context_settings, (), context_settings())
+                raise self.refused("the forward computes with decimals, whose results depend on a context")
             key = (kind, source, expected if isinstance(expected, (Source, str, int, Resolved)) else id(expected))
             self.later.add(key, self._guards.setdefault(key, Guard(kind, source, expected)))
 

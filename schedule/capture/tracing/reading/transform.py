@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from schedule.capture.tracing.reading.match_patterns import MatchPatterns
 from schedule.capture.tracing.reading.names import (
     assigns_names_only,
     bound_names,
@@ -16,7 +15,7 @@ from schedule.capture.tracing.reading.names import (
     raises_again,
     stored_globally,
 )
-from schedule.capture.tracing.reading.nodes import NoSource, at_attribute
+from schedule.capture.tracing.reading.nodes import NodeMaker, NoSource, at_attribute
 
 _CALLED_AS_WRITTEN = {"locals"}  # it reads the caller's frame
 _AUGMENTED = {
@@ -31,7 +30,7 @@ def _is_formatted(part: ast.expr) -> bool:
     return isinstance(part, ast.FormattedValue)
 
 
-class Transformer(MatchPatterns):
+class Transformer(NodeMaker):
     """Instrumentation of one definition and of all code defined in it."""
 
     def __init__(self, code: types.CodeType, definition: ast.FunctionDef, class_name: str) -> None:
@@ -92,7 +91,8 @@ class Transformer(MatchPatterns):
     def visit_Lambda(self, node: ast.Lambda) -> Any:
         return self._function(node)
 
-    visit_AsyncFunctionDef = visit_ClassDef = visit_Await = visit_AsyncFor = visit_AsyncWith = MatchPatterns._refuse
+    visit_AsyncFunctionDef = visit_ClassDef = visit_Await = visit_AsyncFor = visit_AsyncWith = NodeMaker._refuse
+    visit_Match = NodeMaker._refuse
 
     # -- reads ------------------------------------------------------------------------------------------------
 

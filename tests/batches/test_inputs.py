@@ -11,8 +11,8 @@ import transformers as hf
 from torch import nn
 
 import schedule
-from schedule.capture.examples import example_inputs
-from schedule.capture.examples.configs import Configs
+from schedule.batches import example_inputs
+from schedule.batches.configs import Configs
 from schedule.util.errors import NotApplicable
 from tests.fingerprint import fingerprint
 from tests.needs import needs, needs_architectures, needs_default_qwen2_vl

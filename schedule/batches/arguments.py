@@ -11,34 +11,16 @@ from typing import Any
 
 import torch
 
-from schedule.capture.examples.configs import TEXT
-from schedule.capture.examples.images import IMAGES, channels, image_size, patches
-from schedule.capture.examples.signals import SIGNALS
-from schedule.capture.examples.sizes import Layouts, Makers, Sizes
+from schedule.batches.configs import TEXT
+from schedule.batches.images import IMAGES, patches
+from schedule.batches.signals import SIGNALS
+from schedule.batches.sizes import Layouts, Makers, Sizes
 
 
 def make(name: str, sizes: Sizes) -> Layouts:
     """Return all layouts of argument ``name``, or an empty list if it is unknown."""
-    maker = MAKERS.get(name)
-    if maker is None and name in sizes.documented:
-        return _documented(name, sizes)
+    maker = MAKERS.get(name) or sizes.further.get(name)
     return maker(sizes) if maker is not None else []
-
-
-def _documented(name: str, sizes: Sizes) -> Layouts:
-    """Return an argument as documented in the docstring. Ids other than those of tokens are 0 or 1."""
-    height, width = image_size(sizes.configs)
-    known = {"batch": sizes.rows, "total": sizes.rows, "len": sizes.length, "sequence": sizes.length}
-    known |= {"height": height, "width": width, "image_size": height, "num_channels": channels(sizes.configs)}
-    said = sizes.documented[name]
-    shape = said.shape(sizes.configs, known)
-    if "mask" in name and len(shape) < 4:  # those are images
-        return [sizes.ones(*shape).bool(), sizes.ones(*shape)] if "Bool" in said.kind else [sizes.ones(*shape)]
-    if name.endswith("input_ids"):
-        return [sizes.tokens(sizes.configs.number("vocab_size", near=TEXT, default=2), shape[-1])]
-    if said.whole or name.endswith("_ids"):
-        return [sizes.whole(2, *shape), sizes.ones(*shape)]
-    return [sizes.normal(*shape)]
 
 
 # -- text ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import schedule
-from schedule.capture.examples.shapes import cut, small_shapes
+from schedule.batches import cut, small_shapes
 from schedule.verify import other_shapes
 
 

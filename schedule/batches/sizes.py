@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from schedule.capture.examples.configs import Configs
-from schedule.capture.examples.documented import Documented
+from schedule.batches.configs import Configs
 
 Layouts = list[torch.Tensor]
+Makers = Mapping[str, Callable[["Sizes"], Layouts]]
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Sizes:
         length: tokens of a sequence.
         names: arguments of the forward.
         device: device of the model.
-        documented: arguments documented in the forward's docstring.
+        further: makers of arguments that are not known by name.
     """
 
     configs: Configs
@@ -31,7 +31,7 @@ class Sizes:
     length: int
     names: Sequence[str]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    documented: Mapping[str, Documented] = field(default_factory=dict)
+    further: Makers = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._generator = torch.Generator().manual_seed(97 * self.rows + self.length)
@@ -57,6 +57,3 @@ class Sizes:
         special = self.configs.special_ids
         ordinary = [token for token in range(min(vocabulary, 4096)) if token not in special] or [0]
         return torch.tensor(ordinary, device=self.device)[self.whole(len(ordinary), self.rows, length)]
-
-
-Makers = Mapping[str, Callable[[Sizes], Layouts]]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from schedule.util.errors import NotApplicable
+from schedule.util.own_code import is_outside
 
 MAX_NAMED = 4  # parts
 
@@ -49,14 +50,14 @@ def because(error: Exception, batch: Mapping[str, Any]) -> str:
 def nothing_says(names: Iterable[str]) -> str:
     """Describe that ``names`` are not known."""
     unknown = ", ".join(names) or "its arguments"
-    return f"neither the config nor the docstring of the forward says what {unknown} should be"
+    return f"the config does not say what {unknown} should be"
 
 
 def _location(error: Exception) -> str:
     """Return the innermost line of the model's own code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    models = [f for f in frames if "torch" not in Path(f.filename).parts and Path(f.filename).parent != _HERE]
-    return f" ({Path(models[-1].filename).name}:{models[-1].lineno})" if models else ""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [(frame, line) for frame, line in frames if not is_outside(frame.f_globals.get("__name__"))]
+    return f" ({Path(lines[-1][0].f_code.co_filename).name}:{lines[-1][1]})" if lines else ""
 
 
 def _arguments(model: nn.Module) -> str:
@@ -65,5 +66,4 @@ def _arguments(model: nn.Module) -> str:
     return ", ".join(p.name if p.default is p.empty else f"{p.name}=…" for p in parameters if p.kind not in _VARIADIC)
 
 
-_HERE = Path(__file__).parent
 _VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

@@ -7,16 +7,16 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
-from schedule.capture.examples.arguments import MAKERS, labels_like, make
-from schedule.capture.examples.configs import Configs
-from schedule.capture.examples.documented import documented
-from schedule.capture.examples.questions import because, no_forward, nothing_says, question
-from schedule.capture.examples.sizes import Layouts, Sizes
+from schedule.batches.arguments import MAKERS, labels_like, make
+from schedule.batches.configs import Configs
+from schedule.batches.questions import because, no_forward, nothing_says, question
+from schedule.batches.sizes import Layouts, Makers, Sizes
 from schedule.capture.recording.recording import undisturbed
 from schedule.util.internal_errors import perform
 from schedule.util.user_code import UserCodeError, user_code
@@ -72,7 +72,13 @@ _SELDOM = ("pixel_attention_mask", "image_sizes", "input_features_mask", "featur
 _LEADING = 4  # ordinary tokens before the first placeholder
 
 
-def example_inputs(model: nn.Module, rows: int = 2, length: int = 12, repair: Repair | None = None) -> Inputs:
+def example_inputs(
+    model: nn.Module,
+    rows: int = 2,
+    length: int = 12,
+    repair: Repair | None = None,
+    further: Makers = MappingProxyType({}),
+) -> Inputs:
     """Return a batch for ``model``: text, images, sound, series or several of them, with labels if it takes some.
 
     No model is known by name. The arguments come from the signature of the forward and from ``main_input_name``, and
@@ -85,6 +91,7 @@ def example_inputs(model: nn.Module, rows: int = 2, length: int = 12, repair: Re
         rows: batch size.
         length: text tokens of each row, without placeholders.
         repair: makes further batches from one that the model did not accept, and its error.
+        further: makers of arguments that are not known by name.
 
     Raises:
         NotApplicable: no batch could be made; asks for what is missing.
@@ -98,7 +105,7 @@ def example_inputs(model: nn.Module, rows: int = 2, length: int = 12, repair: Re
     if config is None:
         raise question(model, required or names[:1], "it has no config to make them from")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    sizes = Sizes(Configs(config), rows, length, names, device, documented(model.forward))
+    sizes = Sizes(Configs(config), rows, length, names, device, further)
     return _Search(model, sizes, required, repair).run()
 
 

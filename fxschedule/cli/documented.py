@@ -1,4 +1,4 @@
-"""Shapes of arguments in the docstring of a forward, for arguments that are not known by name.
+"""Example inputs by the docstring of a forward, for arguments that are not known by name.
 
 transformers writes ``num_options (`torch.LongTensor` of shape `(batch_size, num_questions)`)``: the dtype, and a name
 for each dimension, which is looked up in the config.
@@ -11,9 +11,15 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from schedule.capture.examples.configs import Configs
+from torch import nn
+
+from schedule.batches.configs import TEXT, Configs
+from schedule.batches.images import channels, image_size
+from schedule.batches.inputs import Inputs, Repair, example_inputs
+from schedule.batches.sizes import Layouts, Makers, Sizes
 
 _ARGUMENT = re.compile(r"^\s*(\w+) \(`?([^`\n]*?)`? of shape `?\(((?:[^()\n]|\([^()\n]*\))*)\)", re.MULTILINE)
 _ASIDE = re.compile(r"\([^()]*\)")
@@ -48,6 +54,34 @@ def documented(forward: Callable[..., Any]) -> dict[str, Documented]:
         dimensions = tuple(part.strip() for part in _ASIDE.sub("", shape).split(",") if part.strip())
         found.setdefault(name, Documented(kind, dimensions))
     return found
+
+
+def documented_inputs(model: nn.Module, rows: int = 2, length: int = 12, repair: Repair | None = None) -> Inputs:
+    """Return a batch made from the config of ``model``, and the docstring of its forward.
+
+    Args and errors are those of :func:`schedule.batches.example_inputs`.
+    """
+    return example_inputs(model, rows, length, repair, documented_makers(model.forward))
+
+
+def documented_makers(forward: Callable[..., Any]) -> Makers:
+    """Return makers of the arguments of ``forward`` with shapes in its docstring."""
+    return {name: partial(_made, name, said) for name, said in documented(forward).items()}
+
+
+def _made(name: str, said: Documented, sizes: Sizes) -> Layouts:
+    """Return an argument as documented. Ids other than those of tokens are 0 or 1."""
+    height, width = image_size(sizes.configs)
+    known = {"batch": sizes.rows, "total": sizes.rows, "len": sizes.length, "sequence": sizes.length}
+    known |= {"height": height, "width": width, "image_size": height, "num_channels": channels(sizes.configs)}
+    shape = said.shape(sizes.configs, known)
+    if "mask" in name and len(shape) < 4:  # those are images
+        return [sizes.ones(*shape).bool(), sizes.ones(*shape)] if "Bool" in said.kind else [sizes.ones(*shape)]
+    if name.endswith("input_ids"):
+        return [sizes.tokens(sizes.configs.number("vocab_size", near=TEXT, default=2), shape[-1])]
+    if said.whole or name.endswith("_ids"):
+        return [sizes.whole(2, *shape), sizes.ones(*shape)]
+    return [sizes.normal(*shape)]
 
 
 def _size(name: str, configs: Configs, known: Mapping[str, int]) -> int:

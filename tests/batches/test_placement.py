@@ -12,7 +12,7 @@ from torch import nn
 
 import schedule
 from schedule import VerificationError
-from schedule.capture.examples import placed
+from schedule.batches import placed
 from schedule.distributed.communication.groups import SimulatedRanks
 from schedule.distributed.communication.mesh import SimulatedMesh
 from tests.distributed.blocks import Mlp, shard_mlp

@@ -18,12 +18,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from schedule.capture.examples.arguments import make
-from schedule.capture.examples.configs import Configs
-from schedule.capture.examples.images import image_size
-from schedule.capture.examples.inputs import Inputs, Repair, example_inputs
-from schedule.capture.examples.questions import because, no_forward, question
-from schedule.capture.examples.sizes import Sizes
+from fxschedule.cli.documented import documented_inputs
+from schedule.batches.arguments import make
+from schedule.batches.configs import Configs
+from schedule.batches.images import image_size
+from schedule.batches.inputs import Inputs, Repair
+from schedule.batches.questions import because, no_forward, question
+from schedule.batches.sizes import Sizes
 from schedule.capture.recording.recording import undisturbed
 from schedule.util.errors import NotApplicable
 from schedule.util.indices import indices_checked
@@ -44,20 +45,20 @@ def found_inputs(
     repair: Repair | None = None,
     shapes: Sequence[Sequence[int]] = (),
 ) -> Inputs:
-    """Return a batch made from the config of ``model``, else one found by trial.
+    """Return a batch made from the config of ``model`` and the docstring of its forward, else one found by trial.
 
     Args:
         model: any module.
         rows: batch size.
         length: tokens of each row.
-        repair: as for :func:`example_inputs`.
+        repair: as for :func:`schedule.batches.example_inputs`.
         shapes: as for :func:`tried_inputs`.
 
     Raises:
         NotApplicable: neither gives a batch; asks for what is missing.
     """
     try:
-        return example_inputs(model, rows, length, repair)
+        return documented_inputs(model, rows, length, repair)
     except NotApplicable as refused:
         try:
             return tried_inputs(model, rows, length, shapes)

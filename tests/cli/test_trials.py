@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from schedule.capture.examples.trials import found_inputs, tried_inputs
+from fxschedule.cli.trials import found_inputs, tried_inputs
 from schedule.util.errors import NotApplicable
 from tests.small import Mlp, small
 
@@ -117,7 +117,7 @@ def test_a_model_with_a_config_is_asked_about_by_its_config() -> None:
     model = Session()
     assert found_inputs(Mlp(16))["hidden"].shape == (2, 12, 16)
     model.config = PretrainedConfig()
-    with pytest.raises(NotApplicable, match="neither the config nor the docstring"):
+    with pytest.raises(NotApplicable, match="the config does not say what"):
         found_inputs(model)
 
 

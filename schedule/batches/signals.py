@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from schedule.capture.examples.configs import AUDIO, Configs
-from schedule.capture.examples.sizes import Layouts, Makers, Sizes
+from schedule.batches.configs import AUDIO, Configs
+from schedule.batches.sizes import Layouts, Makers, Sizes
 
 # -- sound --------------------------------------------------------------------------------------------------
 
