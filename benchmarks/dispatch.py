@@ -20,9 +20,8 @@ from torch import nn
 
 from benchmarks.timing import interleaved, write_json
 from schedule.capture.recording.recording import record
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import map_structure
-from schedule.capture.tracing.specialization import Specialization, specialize
+from schedule.capture.recording.structure import TensorSpec, map_structure
+from schedule.capture.specializing.specialization import Specialization, specialize
 from schedule.runtime.scheduled import install
 
 LIMIT = 15e-6

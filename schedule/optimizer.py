@@ -14,11 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.capture.recording.structure import Path
-from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.hooks import is_hooked
-from schedule.capture.tracing.reading.ledger import Ledger, whole
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import GuardSet, Path, expand, is_hooked, module_state_guards, original_class
 from schedule.core.adapting import Adapter, adapter_for
 from schedule.core.edits import SetSpecializations
 from schedule.core.matching import Match, Site
@@ -114,12 +110,15 @@ class _Called:
     """
 
     effects: list[Effects]
-    plain: dict[str, tuple[type, Ledger]]
+    plain: dict[str, tuple[type, GuardSet]]
 
     @classmethod
     def of(cls, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> _Called:
         called = [effects(node, modules) for node in _calls(graph)]
-        return cls(called, {path: (type(layer), whole(layer)) for path, layer in _plain_layers(graph, modules).items()})
+        return cls(
+            called,
+            {path: (type(layer), module_state_guards(layer)) for path, layer in _plain_layers(graph, modules).items()},
+        )
 
     def fits(self, graph: fx.Graph, modules: Mapping[str, nn.Module]) -> bool:
         """Check whether a search for other modules with the same graph has the same results."""

@@ -15,7 +15,7 @@ import transformers as hf
 from torch import fx
 
 import schedule
-from schedule.capture.tracing.expansion import expand
+from schedule.capture.specializing.expansion import expand
 
 MATCHED, FUSED, PLAIN = "#f4b183", "#a9d18e", "#e7e6e6"
 

@@ -20,7 +20,7 @@ from fxschedule.cli.batches import load
 from fxschedule.cli.explaining import Verdict, verdict
 from fxschedule.cli.options import Asked
 from fxschedule.cli.output import Code, emit, stage, stdout
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import original_class
 from schedule.primitives import list_primitives
 from schedule.report.tree_text import rendered_tree
 from schedule.rules import list_rules, select_rules

@@ -25,7 +25,7 @@ from schedule.batches.images import image_size
 from schedule.batches.inputs import Inputs, Repair
 from schedule.batches.questions import because, no_forward, question
 from schedule.batches.sizes import Sizes
-from schedule.capture.recording.recording import undisturbed
+from schedule.capture import undisturbed
 from schedule.util.errors import NotApplicable
 from schedule.util.indices import indices_checked
 from schedule.util.internal_errors import perform

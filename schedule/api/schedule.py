@@ -153,8 +153,8 @@ def create_schedule(model: nn.Module, batch: Any = None, mesh: Any = None) -> Sc
     Args:
         model: any module; scheduling continues on a module that was scheduled before.
         batch: inputs of the model: a dict of keyword arguments, a tuple of positional arguments, or
-            one tensor. By default, made from the config of the model, or found by trying shapes that its weights take
-            (:mod:`schedule.batches`), when something is traced. Sizes are not baked in.
+            one tensor. By default, made from the config of the model, or its ``dummy_inputs``, when something is traced
+            (:mod:`schedule.batches`). Sizes are not baked in.
         mesh: a ``DeviceMesh`` for ``shard`` and ``sync``.
 
     Raises:

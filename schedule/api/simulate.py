@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from schedule.api.schedule import Schedule, create_schedule
-from schedule.capture.recording.recording import as_call
-from schedule.capture.recording.structure import tensors
+from schedule.capture import as_call, tensors
 from schedule.distributed.communication.chunks import part_of
 from schedule.distributed.communication.groups import Collective, SimulatedRanks
 from schedule.distributed.communication.mesh import SimulatedMesh

@@ -17,7 +17,7 @@ from schedule.batches.arguments import MAKERS, labels_like, make
 from schedule.batches.configs import Configs
 from schedule.batches.questions import because, no_forward, nothing_says, question
 from schedule.batches.sizes import Layouts, Makers, Sizes
-from schedule.capture.recording.recording import undisturbed
+from schedule.capture import undisturbed
 from schedule.util.internal_errors import perform
 from schedule.util.user_code import UserCodeError, user_code
 

@@ -22,27 +22,38 @@ from torch.distributed.tensor import DTensor
 
 import fused
 from schedule.batches import other_shapes
-from schedule.capture.recording.calls import interceptable, intercepted_calls
-from schedule.capture.recording.recording import Call, Recording, is_fully_sharded, recorded
-from schedule.capture.recording.source import NeedsData
-from schedule.capture.recording.structure import map_structure
-from schedule.capture.snapshots import restored
-from schedule.capture.tracing.environment import (
+from schedule.capture import (
     FAST_PATH,
+    MESSAGES,
+    Call,
+    Constant,
     Environment,
+    GuardMiss,
+    NeedsData,
+    Parameters,
+    Recording,
+    Signature,
+    SignatureBuilder,
+    Specialization,
+    acts_now,
     autocast_dtype,
+    first_hook,
+    has_constants,
+    interceptable,
+    intercepted_calls,
+    is_fully_sharded,
+    map_structure,
     on_fast_path,
+    original_class,
+    own_forward,
     parameter_conditions,
     quiet_autocast,
+    recorded,
+    restored,
+    specialize,
+    state_unchanged,
+    structural_key,
 )
-from schedule.capture.tracing.guards import GuardMiss
-from schedule.capture.tracing.hooks import acts_now, first_hook, own_forward
-from schedule.capture.tracing.messages import MESSAGES
-from schedule.capture.tracing.opaque import Constant
-from schedule.capture.tracing.sharing import has_constants, structural_key
-from schedule.capture.tracing.signature import Parameters, Signature, SignatureBuilder
-from schedule.capture.tracing.specialization import Specialization, original_class, specialize
-from schedule.capture.tracing.unchanged import state_unchanged
 from schedule.core.graphs import difference
 from schedule.runtime.dispatch import Declined
 from schedule.runtime.scheduled import Adaptation, Returned, ScheduledState, state_of
@@ -319,8 +330,8 @@ def _altered(module: nn.Module) -> bool:
 
 def _holds_for(module: nn.Module, made: Specialization) -> bool:
     """Check whether a graph made for a similar module holds for this one, by the state its forward read."""
-    inside = all(e.ledger.holds(module.get_submodule(path)) for path, e in made.inlined.items())
-    return inside and made.ledger.holds(module)
+    inside = all(e.guard_set.holds(module.get_submodule(path)) for path, e in made.inlined.items())
+    return inside and made.guard_set.holds(module)
 
 
 # -- a shadow ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from schedule.capture.tracing.specialization import Specialization, original_class
+from schedule.capture import Specialization, original_class
 from schedule.core.node import Tree
 from schedule.core.wrapping import WrappedForward, Wrapper, wrapped
 from schedule.runtime.scheduled import Adapter, ScheduledState, forward_of, install, put, state_of

@@ -10,15 +10,27 @@ import torch
 from torch import nn
 
 from schedule.batches import example_inputs, has_values, other_shapes, placed, small_shapes
-from schedule.capture.recording import recording as recordings
-from schedule.capture.recording.calls import interceptable, intercepted_calls
-from schedule.capture.recording.recording import Call, Recording, as_call, undisturbed
-from schedule.capture.recording.structure import map_structure, tensors
-from schedule.capture.snapshots import Snapshot, modes_restored
-from schedule.capture.tracing.guards import GuardMiss
-from schedule.capture.tracing.hooks import is_hooked, nothing_collected, own_forward
-from schedule.capture.tracing.specialization import Specialization, original_class, specialize
-from schedule.capture.tracing.unchanged import written
+from schedule.capture import (
+    Call,
+    GuardMiss,
+    Recording,
+    Snapshot,
+    Specialization,
+    as_call,
+    interceptable,
+    intercepted_calls,
+    is_hooked,
+    map_structure,
+    modes_restored,
+    nothing_collected,
+    original_class,
+    own_forward,
+    record,
+    specialize,
+    tensors,
+    undisturbed,
+    written,
+)
 from schedule.core.wrapping import unwrapped, wrapped
 from schedule.runtime.logs import log_trace
 from schedule.runtime.scheduled import ScheduledState, as_scheduled, forward_of, state_of, uncounted
@@ -89,7 +101,7 @@ class Graphs:
             self.require_batch()
             _refuse_moved_weights(self.root)
             with uncounted(self.root), own_errors("recording"):
-                self._recording = recordings.record(self.root, placed(self.root, self.batch))
+                self._recording = record(self.root, placed(self.root, self.batch))
         return self._recording
 
     def current(self, module: nn.Module) -> Specializations | None:

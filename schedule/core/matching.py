@@ -9,9 +9,7 @@ from typing import Any, TypeVar
 from torch import fx, nn
 
 from schedule import patterns, rules
-from schedule.capture.recording.recording import Recording
-from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.specialization import Specialization
+from schedule.capture import Recording, Specialization, expand
 from schedule.core.node import Node
 from schedule.patterns import GraphMatch, NearMiss, Pattern, SearchResult
 from schedule.patterns.nodes import CallNode

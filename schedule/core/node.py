@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, ref
 
 from torch import fx, nn
 
-from schedule.capture.tracing.specialization import Specialization, original_class
+from schedule.capture import Specialization, original_class
 from schedule.core.graphs import Graphs
 from schedule.core.history import Edit, History, Step
 from schedule.runtime.scheduled import states_in

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.expansion import Expansion
+from schedule.capture import Expansion, TensorSpec
 from schedule.core.history import Step
 from schedule.patterns import GraphMatch
 from schedule.patterns.copying import Erased, Follower, LostNode, erased

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from schedule.capture.tracing.specialization import Specialization
+from schedule.capture import Specialization
 from schedule.runtime.scheduled import forward_of
 
 Run = Callable[..., Any]

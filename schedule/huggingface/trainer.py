@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from schedule.api.optimize import optimize
 from schedule.api.schedule import Schedule, create_schedule
-from schedule.capture.recording.structure import map_structure
+from schedule.capture import map_structure
 from schedule.optimizer import Rules
 from schedule.report.report import Report
 from schedule.util.arguments import keywords_checked

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns.nodes import CallNode, ChoiceNode, InputNode, ScalarNode
 from schedule.patterns.values import OpNode, operands
 

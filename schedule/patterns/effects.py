@@ -12,21 +12,23 @@ from torch import fx, nn
 
 from fused.torch_internals.kernels import NATIVE_MODULES
 from fused.torch_internals.tensors import storage_of
-from schedule.capture.recording.structure import original_class
-from schedule.capture.tracing.effects import (
+from schedule.capture import (
+    MESSAGES,
     QUIET,
+    REGION_FUNCTIONS,
+    SHARES,
+    Constant,
     changed,
     changes_object,
     drops,
     first_argument,
+    has_own_forward,
+    installed_forward,
+    is_batch_norm,
+    original_class,
     updated_state,
     uses_random,
 )
-from schedule.capture.tracing.memory import SHARES
-from schedule.capture.tracing.messages import MESSAGES
-from schedule.capture.tracing.opaque import Constant
-from schedule.capture.tracing.own_forward import has_own_forward, installed_forward, is_batch_norm
-from schedule.capture.tracing.regions import REGION_FUNCTIONS
 from schedule.patterns import optable  # the import fills the vocabulary
 from schedule.patterns.ops import (
     DEFINITIONS,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns.compiling import Pattern
 from schedule.patterns.graph_match import GraphMatch
 from schedule.patterns.nodes import MISSING, CallNode, ChoiceNode

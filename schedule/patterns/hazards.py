@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from fused.torch_internals.tensors import storage_of
-from schedule.capture.tracing.effects import is_check, updated_state
+from schedule.capture import is_check, updated_state
 from schedule.patterns.effects import Effects, effects, memory_of
 from schedule.patterns.regions import detour, escape
 from schedule.util.errors import MatchError

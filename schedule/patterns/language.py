@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns.nodes import InputNode, ScalarNode, Which
 from schedule.util.errors import MatchError
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns.values import OpNode, is_number, operands
 
 MISSING = inspect.Parameter.empty

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.capture.tracing.effects import mutates
+from schedule.capture import mutates
 from schedule.patterns.effects import is_plain_module
 from schedule.patterns.ops import DEFINITIONS, CannotBind, arguments_of, find_form, operation_of, qualified_name
 from schedule.patterns.values import Attr, NormalGraph, OpNode, map_operands

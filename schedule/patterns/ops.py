@@ -19,7 +19,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from fused.torch_internals.tensors import neural_functions
-from schedule.capture.tracing.own_forward import functions_called, has_own_forward, is_shipped
+from schedule.capture import functions_called, has_own_forward, is_shipped
 
 REQUIRED = inspect.Parameter.empty
 ALIASES = {"axis": "dim", "self": "input", "x": "input", "keepdims": "keepdim"}

@@ -15,7 +15,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 import fused
-from schedule.capture.tracing.expansion import unchanged
+from schedule.capture import unchanged
 from schedule.patterns.ops import ModuleArguments, parse_signature, register_form, register_module, register_op
 from schedule.patterns.values import Attr
 

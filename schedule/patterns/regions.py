@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 
 RETURNED = "returned (a flat graph, sch.trace(flatten=True), leaves out results that no code reads)"
 """What messages say of an interior value that is used as a result of the graph alone."""

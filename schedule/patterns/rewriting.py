@@ -19,8 +19,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.effects import updated_state
+from schedule.capture import TensorSpec, updated_state
 from schedule.patterns.copying import Erased, Follower, LostNode, copy_graph, erased, split_linear
 from schedule.patterns.graph_match import GraphMatch
 from schedule.patterns.hazards import Hazards, check_region, plan_hoist

@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 import fused
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns.hazards import Hazards
 from schedule.util.errors import MatchError, ScheduleError
 from schedule.util.internal_errors import InternalError

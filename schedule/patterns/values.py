@@ -9,7 +9,7 @@ import networkx as nx
 import torch
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns.ops import OpDef
 
 

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fused.backends import availability, kernel_store
-from schedule.capture.tracing.portable import pack_graph, unpack_graph
-from schedule.capture.tracing.specialization import compiled
+from schedule.capture import compiled, pack_graph, unpack_graph
 from schedule.patterns import GraphMatch
 from schedule.patterns.effects import is_plain_module
 from schedule.patterns.ops import arguments_of, operation_of

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from schedule.capture.recording.recording import Recording
-from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.own_forward import is_projection
-from schedule.capture.tracing.specialization import Specialization, original_class
+from schedule.capture import Recording, Specialization, expand, is_projection, original_class
 from schedule.core.adapting import Rewritten, adapter_for
 from schedule.core.edits import SetSpecializations
 from schedule.core.rebinding import keep_erased

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.tracing.hooks import runs_hooks_of
+from schedule.capture import runs_hooks_of
 from schedule.core.edits import ShareHooks
 from schedule.core.matching import Match
 from schedule.patterns import GraphMatch

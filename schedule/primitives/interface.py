@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from schedule.capture.recording.recording import Call
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import Call, original_class
 from schedule.util.errors import NotApplicable
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

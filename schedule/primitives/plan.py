@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedule.capture.tracing.specialization import Specialization, specialize
+from schedule.capture import Specialization, specialize
 from schedule.distributed.communication.mesh import (
     TensorParallel,
     check_context,

@@ -12,10 +12,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.recording import Recording
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.specialization import Specialization
+from schedule.capture import Recording, Specialization, TensorSpec, expand
 from schedule.core.adapting import Adapter, Rewrite, Rewritten, Unrepeatable, adapter_for
 from schedule.core.matching import Search, Site, Wanted, parallel, sites_in
 from schedule.core.node import Node

@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import fx, nn
 
-from schedule.capture.recording.recording import Recording
-from schedule.capture.tracing.effects import RULE
-from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.reading.ledger import whole
-from schedule.capture.tracing.specialization import Inlined, Specialization, original_class
+from schedule.capture import RULE, Inlined, Recording, Specialization, expand, module_state_guards, original_class
 from schedule.core import history
 from schedule.core.adapting import Adapter
 from schedule.core.edits import SetSpecializations
@@ -174,7 +170,9 @@ def _called(
     nodes = (node for each in graph_matches for node in (*each.nodes, *each.calls))
     paths = [str(node.target) for node in nodes if node.op == "call_module"]
     return {
-        path: Inlined(original_class(modules[path]), whole(modules[path]), hooks_in=hooks_in.get(path, ""))
+        path: Inlined(
+            original_class(modules[path]), module_state_guards(modules[path]), hooks_in=hooks_in.get(path, "")
+        )
         for path in paths
     }
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from schedule.capture.tracing.hooks import is_hooked
-from schedule.capture.tracing.own_forward import is_basic
+from schedule.capture import is_basic, is_hooked
 from schedule.core import history
 from schedule.core.edits import SetTrace
 from schedule.primitives.registry import primitive

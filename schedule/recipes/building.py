@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import original_class
 from schedule.core import history
 from schedule.core.matching import Found, Match, Wanted
 from schedule.recipes.describing import Chosen, Refused, Undescribable, described

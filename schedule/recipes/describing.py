@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import original_class
 from schedule.core.matching import Found, Match, parallel
 from schedule.patterns import Pattern, call_module
 from schedule.recipes.values import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import original_class
 from schedule.core.matching import Match, find_in
 from schedule.core.node import Node
 from schedule.optimizer import optimize_by

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import original_class
 from schedule.report.entries import Entry, rows_of
 from schedule.report.pictures.page import Page, section
 from schedule.report.tree_text import what_was_done

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.capture.tracing.effects import RULE
-from schedule.capture.tracing.specialization import Specialization
+from schedule.capture import RULE, Specialization
 from schedule.core.node import Node
 from schedule.report.comparing import refuse_sharded, refuse_without_data, trains
 from schedule.report.costs import run_step, silence_profiler, training

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from rich.tree import Tree as Branches
 
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import original_class
 from schedule.util.wording import counted
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.structure import Path, leaves
+from schedule.capture import Path, leaves
 from schedule.patterns import GraphMatch, SearchResult, normalize, resolve, search
 from schedule.patterns.hazards import Hazards
 from schedule.patterns.rewriting import check, rewrite, try_build

@@ -29,7 +29,7 @@ from torch import fx
 
 from fused.attention import attention as attention_op
 from fused.attention import attention_and_weights as attention_and_weights_op
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.rules import attention_forms as forms
 from schedule.rules.attention_inputs import (

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import any_of, optional, scalar, tensor
 from schedule.patterns.language import call_function
 from schedule.rules.casts import Value

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import any_of, scalar
 from schedule.rules.casts import Value
 

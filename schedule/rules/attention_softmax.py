@@ -24,7 +24,7 @@ from torch import fx
 
 import fused
 from fused.softmax import reciprocal
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.patterns.ops import find_form
 from schedule.patterns.regions import RETURNED

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 import fused
 from fused.torch_internals.modules import BatchNormBase
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, call_module, scalar
 from schedule.patterns.language import call_function
 from schedule.rules.activations import clipped_at_6, gelu_tanh, swish

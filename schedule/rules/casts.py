@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.rules.rule import spec_of
 from schedule.util.errors import MatchError

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 
 import fused
 from fused.torch_internals.modules import ConvolutionBase
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, scalar
 from schedule.patterns.effects import effects, is_known_layer, memory_of
 from schedule.patterns.language import call_function

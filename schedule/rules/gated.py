@@ -26,7 +26,7 @@ from torch import Tensor, fx
 
 import fused
 from fused.gated import gated_halves
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, any_of, scalar
 from schedule.rules.activations import (
     SQRT_2_OVER_PI,

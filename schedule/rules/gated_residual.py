@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 import fused
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch
 from schedule.rules.casts import Value, floating
 from schedule.rules.registry import register_rule

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 import fused
 from fused.backends import onednn
 from fused.linear import LEAST_PRODUCTS
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, tensor
 from schedule.patterns.ops import register_form
 from schedule.rules import recomputed_layers

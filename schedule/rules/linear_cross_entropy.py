@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import fused
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, tensor
 from schedule.rules import cross_entropy as plain
 from schedule.rules import recomputed_layers

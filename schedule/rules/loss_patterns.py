@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast
 from schedule.rules.rule import spec_of

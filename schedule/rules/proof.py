@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fused
-from schedule.capture.recording.recording import Call, record
-from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.specialization import compiled, specialize
+from schedule.capture import Call, compiled, expand, record, specialize
 from schedule.rules.applying import find_all, rewritten
 from schedule.rules.rule import Form, Proof, Rule
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import original_class
 from schedule.patterns import GraphMatch, any_of, call_module, optional, tensor
 from schedule.patterns.values import Attr
 from schedule.rules.casts import Value, floating

@@ -24,8 +24,7 @@ from torch import fx
 import fused
 from fused.checks import agrees
 from fused.rotary import HALF
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import leaves
+from schedule.capture import TensorSpec, leaves
 from schedule.patterns import GraphMatch, any_of, scalar
 from schedule.rules import rotary_forms as forms
 from schedule.rules.casts import Dtypes, Value, cast, cast_node, floating

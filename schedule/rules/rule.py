@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, NormalGraph, OpNode, Pattern, compile_pattern
 from schedule.patterns.values import operands
 from schedule.util.errors import MatchError

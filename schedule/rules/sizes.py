@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from schedule.capture.tracing.dims import size_read
+from schedule.capture import size_read
 from schedule.patterns.ops import CannotBind, find_form
 from schedule.rules.rule import spec_of
 

@@ -14,9 +14,7 @@ from torch import Tensor, fx
 from torch.func import functional_call
 
 from fused.torch_internals.tensors import storage_of
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import leaves
-from schedule.capture.tracing.effects import changed
+from schedule.capture import TensorSpec, changed, leaves
 from schedule.patterns.effects import effects, is_known_layer
 from schedule.patterns.regions import reads_metadata
 from schedule.rules.rule import Modules

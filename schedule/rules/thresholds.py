@@ -68,7 +68,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 
 
 @dataclass(frozen=True)

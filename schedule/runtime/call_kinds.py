@@ -18,7 +18,7 @@ from fused.torch_internals.modes import (
     overrides_operations,
 )
 from fused.torch_internals.tensors import FakeTensor, FunctionalTensor
-from schedule.capture.recording.structure import leaves, tensors
+from schedule.capture import leaves, tensors
 
 
 class _Busy(threading.local):

@@ -21,8 +21,7 @@ from typing import Any
 from torch import nn
 
 from fused.torch_internals.symbolic_trace import with_arguments
-from schedule.capture.recording.structure import generated_class
-from schedule.capture.tracing.lock import TRACING
+from schedule.capture import TRACING, generated_class
 from schedule.util.errors import NotApplicable
 
 STATE = "_schedule_state"

@@ -12,13 +12,19 @@ import torch
 from torch import nn
 
 from fused.torch_internals.compiled_checks import CompiledCheck
-from schedule.capture.recording.recording import Call
-from schedule.capture.recording.structure import module_source
-from schedule.capture.tracing.hooks import acts_now, acts_on_all, runs_hooks_of
-from schedule.capture.tracing.later_reads import can_follow
-from schedule.capture.tracing.reading.ledger import Ledger, shared_ledger
-from schedule.capture.tracing.signature import Parameters, Signature
-from schedule.capture.tracing.specialization import Specialization
+from schedule.capture import (
+    Call,
+    GuardSet,
+    Parameters,
+    Signature,
+    Specialization,
+    acts_now,
+    acts_on_all,
+    can_follow,
+    module_source,
+    runs_hooks_of,
+    shared_guard_set,
+)
 from schedule.runtime.classes import STATE, scheduled_class
 from schedule.util.generated_code import generated
 
@@ -144,9 +150,9 @@ def _conditions(specialization: Specialization, index: int, namespace: dict[str,
     found = [f"_own['training'] is {specialization.training}"]
     found += _signature_conditions(specialization.signature, index, namespace)
     found += _conditions_on_inlined(specialization, index, namespace)
-    for number, (path, ledger) in enumerate(_ledgers(specialization)):
+    for number, (path, guard_set) in enumerate(_guard_sets(specialization)):
         name, owner = f"_holds_{index}_{number}", module_source(path)
-        namespace |= {name: ledger.function, f"{name}_compiled": ledger.under_compiler}
+        namespace |= {name: guard_set.function, f"{name}_compiled": guard_set.under_compiler}
         found.append(f"({name}_compiled({owner}) if _followed else {name}({owner}))")
     found.append(f"(not _followed or _state is not None and _state.owner() is self and _state.checks[{index}].holds())")
     return found + list(specialization.guards)
@@ -163,13 +169,13 @@ def _conditions_on_inlined(specialization: Specialization, index: int, namespace
     return found + (["not _acts_on_all()"] if found else [])
 
 
-def _ledgers(specialization: Specialization) -> list[tuple[str, Ledger]]:
+def _guard_sets(specialization: Specialization) -> list[tuple[str, GuardSet]]:
     """Return the guards on Python state, with the paths of the modules they are for; each shared one once."""
-    known, inlined = set(specialization.ledger.shared), specialization.inlined
-    shared = dict.fromkeys(guard for each in inlined.values() for guard in each.ledger.shared if guard not in known)
-    found = [(path, each.ledger.own) for path, each in inlined.items()]
-    found += [("", shared_ledger(tuple(shared))), ("", specialization.ledger)]
-    return [(path, ledger) for path, ledger in found if ledger]
+    known, inlined = set(specialization.guard_set.shared), specialization.inlined
+    shared = dict.fromkeys(guard for each in inlined.values() for guard in each.guard_set.shared if guard not in known)
+    found = [(path, each.guard_set.own) for path, each in inlined.items()]
+    found += [("", shared_guard_set(tuple(shared))), ("", specialization.guard_set)]
+    return [(path, guard_set) for path, guard_set in found if guard_set]
 
 
 def generated_check(specialization: Specialization, owner: Callable[[], nn.Module | None]) -> CompiledCheck:
@@ -189,8 +195,8 @@ def generated_check(specialization: Specialization, owner: Callable[[], nn.Modul
             return lambda module: False
         namespace: dict[str, Any] = {"_intact": intact, "_acts_on_all": acts_on_all}
         conditions = _conditions_on_inlined(specialization, 0, namespace)
-        for number, (path, ledger) in enumerate(_ledgers(specialization)):
-            namespace[f"_holds_{number}"] = ledger.without_compilers.function
+        for number, (path, guard_set) in enumerate(_guard_sets(specialization)):
+            namespace[f"_holds_{number}"] = guard_set.without_compilers.function
             conditions.append(f"_holds_{number}({module_source(path)})")
         text = "def check(self):\n    return " + "\\\n        and ".join(["True", *conditions])
         return generated(text, "check", namespace, "schedule check")
@@ -203,7 +209,7 @@ def generated_check(specialization: Specialization, owner: Callable[[], nn.Modul
             return False
 
     def places() -> Iterator[tuple[Any, Any]]:
-        for _, ledger in _ledgers(specialization):
-            yield from ledger.places_outside()
+        for _, guard_set in _guard_sets(specialization):
+            yield from guard_set.places_outside()
 
     return CompiledCheck(holds, places)

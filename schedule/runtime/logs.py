@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from schedule.capture.tracing.specialization import Specialization
+from schedule.capture import Specialization
 from schedule.util.errors import TraceError
 from schedule.util.internal_errors import InternalError
 from schedule.util.logs import is_on, log, of_mode
@@ -31,7 +31,7 @@ def log_guards(path: str, specializations: Sequence[Specialization]) -> None:
     if not is_on("guards", details=True):
         return
     for number, made in enumerate(specializations):
-        for guard in made.ledger:
+        for guard in made.guard_set:
             _log_guard(path, number, str(guard), details=True)
 
 
@@ -40,7 +40,7 @@ def log_missed(path: str, specializations: Sequence[Specialization], module: nn.
     if torch.compiler.is_compiling() or not is_on("guards"):
         return
     for number, made in enumerate(specializations):
-        guard = made.ledger.missed(module)
+        guard = made.guard_set.missed(module)
         _log_guard(path, number, "an argument, a mode or a hook" if guard is None else str(guard), details=False)
 
 

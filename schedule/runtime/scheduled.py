@@ -22,14 +22,17 @@ from torch.distributed.tensor import DTensor
 
 from fused.torch_internals.modes import count_dispatch_modes, count_function_modes
 from fused.torch_internals.modules import are_parametrizations_cached
-from schedule.capture.recording.calls import intercepted_calls
-from schedule.capture.recording.structure import map_structure
-from schedule.capture.tracing.guards import GuardMiss
-from schedule.capture.tracing.hooks import acts_on_all
-from schedule.capture.tracing.lock import TRACING
-from schedule.capture.tracing.outputs import OutputMiss
-from schedule.capture.tracing.replaying import replayed
-from schedule.capture.tracing.specialization import Specialization, original_class
+from schedule.capture import (
+    TRACING,
+    GuardMiss,
+    OutputMiss,
+    Specialization,
+    acts_on_all,
+    intercepted_calls,
+    map_structure,
+    original_class,
+    replayed,
+)
 from schedule.runtime.call_kinds import adapting, are_functions_overridden, is_only_traced, overriding, summary
 from schedule.runtime.classes import STATE, Owner, put_on, scheduled_class, take_off, wraps_forward
 from schedule.runtime.dispatch import Declined, Select, Selected, generated_check, generated_select

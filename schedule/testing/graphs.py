@@ -12,8 +12,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from schedule.api.schedule import create_schedule
-from schedule.capture.tracing.effects import is_check
-from schedule.capture.tracing.expansion import expand
+from schedule.capture import expand, is_check
 from schedule.patterns.canonical import Line, canonical_lines
 from schedule.patterns.equality import graphs_equal
 from schedule.testing.difference import side_by_side

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from schedule.capture.recording.structure import map_structure
+from schedule.capture import map_structure
 from schedule.core.node import Node
 from schedule.report.costs import step_peak, step_seconds
 from schedule.util.errors import NotApplicable

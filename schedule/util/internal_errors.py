@@ -26,7 +26,7 @@ E = TypeVar("E", bound=BaseException)
 
 INTERNAL = "internal error"
 """Beginning of the reason of every :class:`InternalError`."""
-_GENERATED = ("<schedule dispatch", "<schedule check", "<schedule ledger")
+_GENERATED = ("<schedule dispatch", "<schedule check", "<schedule guards")
 _MADE_METHODS = "<string>"
 """File of the methods that dataclasses and named tuples are given."""
 _OUR_MODULES = ("schedule.", "fused.")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from schedule.capture.snapshots import Snapshot, modes_restored
+from schedule.capture import Snapshot, modes_restored
 from schedule.runtime.scheduled import states_in
 from schedule.util.generators import generator_states, restore_generators
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture.specializing.specialization import original_class
 from schedule.runtime.scheduled import STATE
 
 Snapshot = dict[str, Any]

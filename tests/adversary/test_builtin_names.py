@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from schedule.capture.tracing.reading.guard import Guard
-from schedule.capture.tracing.reading.ledger import Ledger
-from schedule.capture.tracing.reading.sources import Const, Item
+from schedule.capture.guards.guard import Guard
+from schedule.capture.guards.guard_set import GuardSet
+from schedule.capture.guards.sources import Const, Item
 from tests.adversary.readings import Reading, as_untouched
 
 
@@ -48,7 +48,7 @@ def test_a_builtin_read_beside_a_local_of_its_name(monkeypatch: pytest.MonkeyPat
 
 
 def test_guards_on_builtins_and_loaded_modules_are_saved() -> None:
-    kept = Ledger(
+    kept = GuardSet(
         [
             Guard("is", Item(Const(vars(builtins)), "len"), len),
             Guard("is", Item(Const(sys.modules), "json"), Const(__import__("json"))),

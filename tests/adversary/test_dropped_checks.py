@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import schedule
-from schedule.capture.tracing import effects, specialization
+from schedule.capture.effects import effects
+from schedule.capture.specializing import specialization
 from schedule.util.errors import ScheduleError
 
 pytestmark = pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
-TRACING = "schedule.capture.tracing"
+CAPTURE = "schedule.capture"
 
 
 class Given:
@@ -157,31 +159,31 @@ def _replaced(m: Any, given: Any) -> None:
     m.last.bias = nn.Parameter(torch.full((8,), 3.0))
 
 
-PARTS = ("guards", "outputs", "later_reads", "state_nodes", "containers", "result_kinds")
-PARTS += ("handed_containers", "returned_containers", "reading.assigned_lists")
-"""Files that name the checks."""
-
 CASES: dict[str, tuple[Body, Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
-    "guards.check": (branching, _nothing, lambda m, given: m.threshold.fill_(100.0)),
-    "guards.check_still": (
+    "specializing.conditions.check": (branching, _nothing, lambda m, given: m.threshold.fill_(100.0)),
+    "specializing.conditions.check_still": (
         asking_for_gradients,
         _nothing,
         _changing(lambda m, given: m.last.weight.requires_grad_(False)),
     ),
-    "later_reads.check_same": (reading_twice, _nothing, _changing(_replaced)),
-    "later_reads.StateCheck": (reading_a_number, _nothing, _changing(lambda m, given: setattr(m, "gain", 5.0))),
-    "outputs.check_output": (unpacking, _returning(lambda x: (x, None)), _returning(lambda x: (x, x))),
-    "result_kinds.check_kind": (asking_for_a_dtype, _nothing, _returning(lambda x: x.half())),
-    "result_kinds.check_none": (asking_for_none, _returning(lambda x: None), _returning(lambda x: x)),
-    "result_kinds.check_length": (counting, _nothing, lambda m, given: setattr(given, "extra", True)),
-    "handed_containers.check_contents": (handing_a_list_on, _nothing, _changing(_set_first)),
-    "returned_containers.check_returned": (
+    "effects.later_reads.check_same": (reading_twice, _nothing, _changing(_replaced)),
+    "effects.later_reads.StateCheck": (reading_a_number, _nothing, _changing(lambda m, given: setattr(m, "gain", 5.0))),
+    "specializing.output_checks.check_output": (
+        unpacking,
+        _returning(lambda x: (x, None)),
+        _returning(lambda x: (x, x)),
+    ),
+    "effects.result_kinds.check_kind": (asking_for_a_dtype, _nothing, _returning(lambda x: x.half())),
+    "effects.result_kinds.check_none": (asking_for_none, _returning(lambda x: None), _returning(lambda x: x)),
+    "effects.result_kinds.check_length": (counting, _nothing, lambda m, given: setattr(given, "extra", True)),
+    "graph.escaped_containers.check_contents": (handing_a_list_on, _nothing, _changing(_set_first)),
+    "tracing.results.check_returned": (
         reading_what_was_returned,
         _returning_what_is_kept,
         _changing(_change_kept),
     ),
-    "reading.assigned_lists.check_items": (assigning_a_list, _nothing, _changing(_change_assigned)),
-    "containers.check_items": (reading_a_list_again, _nothing, _changing(_set_first)),
+    "python.assignments.check_items": (assigning_a_list, _nothing, _changing(_change_assigned)),
+    "effects.object_containers.check_items": (reading_a_list_again, _nothing, _changing(_set_first)),
 }
 
 
@@ -214,7 +216,7 @@ def test_with_the_check_no_call_is_wrong(name: str) -> None:
 def test_without_it_a_call_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialization, "_functions", weakref.WeakValueDictionary())  # of like graphs, with the check
     module, _, function = name.rpartition(".")
-    owner: Any = importlib.import_module(f"{TRACING}.{module}")
+    owner: Any = importlib.import_module(f"{CAPTURE}.{module}")
     if isinstance(getattr(owner, function), type):
         monkeypatch.setattr(getattr(owner, function), "__call__", lambda *_: None)
     else:
@@ -222,8 +224,7 @@ def test_without_it_a_call_is(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         dropped = functools.wraps(original)(lambda *_: None)
         if effects.is_check(original):
             monkeypatch.setattr(effects, "_CHECKS", effects._CHECKS | {dropped})
-        for part in PARTS:
-            other = importlib.import_module(f"{TRACING}.{part}")
+        for other in [module for name, module in sys.modules.items() if name.startswith(CAPTURE)]:
             if getattr(other, function, None) is original:
                 monkeypatch.setattr(other, function, dropped)
     assert _is_wrong(name)
@@ -231,6 +232,6 @@ def test_without_it_a_call_is(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_every_check_in_graphs_has_a_case() -> None:
     functions = {
-        getattr(importlib.import_module(f"{TRACING}.{m}"), f) for m, _, f in (n.rpartition(".") for n in CASES)
+        getattr(importlib.import_module(f"{CAPTURE}.{m}"), f) for m, _, f in (n.rpartition(".") for n in CASES)
     }
-    assert {each for each in effects._CHECKS if each.__module__.startswith(TRACING)} <= functions
+    assert {each for each in effects._CHECKS if each.__module__.startswith(CAPTURE)} <= functions

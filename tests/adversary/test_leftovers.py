@@ -18,7 +18,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import schedule
-from schedule.capture.snapshots import Snapshot
+from schedule.capture.snapshots.snapshot import Snapshot
 from schedule.util.errors import ScheduleError
 
 LOG: list[Any] = []

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import schedule
-from schedule.capture.tracing.memory import is_plain
+from schedule.capture.effects.layers import is_plain
 from schedule.runtime.scheduled import MAX_ADAPTATIONS, state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::schedule.FallbackWarning", "ignore::UserWarning")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import schedule
 from fused.torch_internals.schemas import parameters
-from schedule.capture.tracing import effects, writes
+from schedule.capture.effects import effects, writes
 from schedule.runtime.scheduled import state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::schedule.FallbackWarning", "ignore::UserWarning")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import schedule
-from schedule.capture.tracing.specialization import compiled
+from schedule.capture.specializing.specialization import compiled
 from schedule.distributed.pipeline.pipeline import Pipeline, PipelinedModel
 from schedule.distributed.pipeline.splitting import StageGraph, split
 from tests import zoo

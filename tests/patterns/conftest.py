@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import TensorSpec
 
 
 class _Recorder(fx.Interpreter):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fused.torch_internals.tensors import storage_of
-from schedule.capture.tracing.effects import changed, uses_random
-from schedule.capture.tracing.regions import begin_autocast
+from schedule.capture.effects.effects import changed, uses_random
+from schedule.capture.effects.regions import begin_autocast
 from schedule.patterns import declare_pure, effects
 from schedule.patterns.ops import declare_view
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import TensorSpec
 from schedule.patterns.hazards import Hazards
 from schedule.patterns.saving import refuse_saving
 from schedule.util.errors import MatchError

@@ -10,7 +10,7 @@ from torch import nn
 
 import schedule
 from schedule import Schedule
-from schedule.capture.tracing.reading import origin
+from schedule.capture.guards import origin
 from schedule.runtime.scheduled import state_of
 from tests import zoo
 from tests.fingerprint import fingerprint

@@ -14,8 +14,8 @@ from torch import nn
 
 import schedule
 from schedule import Recipe
+from schedule.capture.graph.module_state import is_settings
 from schedule.capture.recording.structure import tensors
-from schedule.capture.tracing.attributes import is_settings
 from schedule.core.graphs import as_call
 from schedule.core.node import Tree
 from schedule.distributed.communication.mesh import SimulatedMesh

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture.recording.structure import TensorSpec
 from schedule.rules.thresholds import THRESHOLDS, small
 
 

@@ -15,7 +15,7 @@ from torch import fx, nn
 
 import schedule
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialize
+from schedule.capture.specializing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, install, state_of
 from tests.zoo import batch, build
 

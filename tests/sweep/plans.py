@@ -20,8 +20,7 @@ import schedule
 from schedule.api.simulate import Simulation, simulate
 from schedule.batches import Inputs
 from schedule.capture.recording.recording import Call, record
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import leaves, map_structure
+from schedule.capture.recording.structure import TensorSpec, leaves, map_structure
 from schedule.distributed.planning.plan import Plan, common_path
 from schedule.distributed.planning.plan_steps import EXPERTS, HEADS, VOCABULARY, Group
 from schedule.distributed.tensor_parallel.expert_proof import has_experts

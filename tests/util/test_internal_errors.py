@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import schedule
-from schedule.capture.tracing.reading.sources import Item, Self
+from schedule.capture.guards.sources import Item, Self
 from schedule.util import internal_errors
 from schedule.util.errors import NotApplicable
 from schedule.util.internal_errors import InternalError, InternalErrorWarning, as_python_does, own_errors, perform
@@ -73,31 +73,31 @@ SCHEDULING = (
     "schedule.capture.recording.recording:Recording.add",
     "schedule.capture.snapshots.snapshot:Snapshot.difference",
     # capture: traces
-    "schedule.capture.tracing.specialization:specialize",
-    "schedule.capture.tracing.signature:SignatureBuilder.build",
+    "schedule.capture.specializing.specialization:specialize",
+    "schedule.capture.graph.signature:SignatureBuilder.build",
     "schedule.capture.tracing.tracer:ModuleTracer.run",
     "schedule.capture.tracing.tracer:ModuleTracer.emit",
     "schedule.capture.tracing.tracer:ModuleTracer.track",
     "schedule.capture.tracing.tracer:ModuleTracer._evaluate",
     "schedule.capture.tracing.tracer:ModuleTracer._spec",
-    "schedule.capture.tracing.memory:Memory.computed",
-    "schedule.capture.tracing.writes:written_tensors",
+    "schedule.capture.effects.layers:Memory.computed",
+    "schedule.capture.effects.writes:written_tensors",
     "schedule.capture.tracing.state_nodes:StateNodes.tensor",
     "schedule.capture.tracing.module_calls:ModuleCalls.call",
-    "schedule.capture.tracing.metadata:written_call",
-    "schedule.capture.tracing.scalars:scalar_of",
-    "schedule.capture.tracing.functions:is_of_library",
-    "schedule.capture.tracing.reading.calling:Calling.call_function",
-    "schedule.capture.tracing.reading.calling:Calling._call_method",
-    "schedule.capture.tracing.reading.attributes:AttributeReads.default_attr",
-    "schedule.capture.tracing.reading.attributes:AttributeReads._bind",
-    "schedule.capture.tracing.reading.items:ItemReads.item",
-    "schedule.capture.tracing.reading.reads:Reads.read",
-    "schedule.capture.tracing.reading.resolution:found_in",
-    "schedule.capture.tracing.reading.instrument:instrumented",
-    "schedule.capture.tracing.reading.plain:is_atom",
-    "schedule.capture.tracing.expansion:expand",
-    "schedule.capture.tracing.own_forward:has_own_forward",
+    "schedule.capture.effects.torch_calls:written_call",
+    "schedule.capture.graph.scalars:scalar_of",
+    "schedule.capture.effects.autograd_functions:is_of_library",
+    "schedule.capture.python.calling:Calling.call_function",
+    "schedule.capture.python.calling:Calling._call_method",
+    "schedule.capture.python.attribute_reads:AttributeReads.default_attr",
+    "schedule.capture.python.attribute_reads:AttributeReads._bind",
+    "schedule.capture.python.item_reads:ItemReads.item",
+    "schedule.capture.python.reads:Reads.read",
+    "schedule.capture.guards.resolution:found_in",
+    "schedule.capture.python.instrument:instrumented",
+    "schedule.capture.guards.plain_values:is_atom",
+    "schedule.capture.specializing.expansion:expand",
+    "schedule.capture.guards.own_forward:has_own_forward",
     # core
     "schedule.core.graphs:Graphs._specialized",
     "schedule.core.graphs:Graphs.check",
@@ -122,7 +122,7 @@ CALLING = (
     "schedule.core.adapting:_signature",
     "schedule.core.adapting:_check",
     "schedule.core.adapting:Shadow.__init__",
-    "schedule.capture.tracing.specialization:specialize",
+    "schedule.capture.specializing.specialization:specialize",
     "schedule.capture.tracing.tracer:ModuleTracer.emit",
     "schedule.capture.recording.recording:Recording.describe",
     "schedule.rules.applying:find_all",
@@ -130,7 +130,7 @@ CALLING = (
     "schedule.runtime.scheduled:ScheduledState._with",
     "schedule.runtime.scheduled:ScheduledState.selected",
     "schedule.runtime.call_kinds:is_only_traced",
-    "schedule.capture.tracing.hooks:acts_on_all",
+    "schedule.capture.recording.hooks:acts_on_all",
 )
 """Functions that a call of another kind runs, which the model adapts to."""
 ERRORS = (AttributeError, RuntimeError)
@@ -214,7 +214,7 @@ def test_an_error_while_adapting_is_ours(where: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("error", [AttributeError, RuntimeError, KeyError, TypeError])
 @pytest.mark.parametrize(
-    "where", ["schedule.runtime.dispatch:intact", "schedule.capture.tracing.reading.resolution:Resolved.holds"]
+    "where", ["schedule.runtime.dispatch:intact", "schedule.capture.guards.resolution:Resolved.holds"]
 )
 def test_an_error_while_dispatching_is_ours(
     where: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -347,6 +347,6 @@ def test_a_model_that_calls_itself_for_ever_is_to_blame() -> None:
 def test_an_error_while_calls_are_patched_does_not_outlast_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted, warnings.catch_warnings():
         warnings.simplefilter("ignore", InternalErrorWarning)
-        _plant(planted, "schedule.capture.recording.calls:_watched")
+        _plant(planted, "schedule.capture.recording.interception:_watched")
         assert schedule.optimize(Model(), (X,), cost_guard=False).internal_errors
     assert schedule.optimize(Model(), (X,), cost_guard=False).applied

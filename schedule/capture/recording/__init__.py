@@ -1,1 +1,1 @@
-"""One forward of a model, recorded: the calls of its submodules, and what is remembered of each value."""
+"""The calls of all submodules in one run, and the structure of arguments and results."""

@@ -27,11 +27,12 @@ from fused.linear import linear
 from fused.torch_internals.modes import DisableTorchFunction, EnableTorchFunction
 from fused.torch_internals.modules import are_parametrizations_cached
 from fused.torch_internals.tensors import FakeTensor, FakeTensorMode, ObservingFakeMode
-from schedule.capture.recording.calls import intercepted_calls
-from schedule.capture.recording.data import Seen, depends_on_data, writes_number
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import Path, leaves, map_structure, tensors
-from schedule.capture.snapshots import Entry, Snapshot, entries_as_after, modes_restored, restored
+from schedule.capture.recording.data_dependence import Seen, depends_on_data, writes_number
+from schedule.capture.recording.interception import intercepted_calls
+from schedule.capture.recording.structure import Path, TensorSpec, leaves, map_structure, tensors
+from schedule.capture.snapshots.contents import entries_as_after
+from schedule.capture.snapshots.run_effects import Entry, modes_restored
+from schedule.capture.snapshots.snapshot import Snapshot, restored
 from schedule.util.errors import NotApplicable
 from schedule.util.generators import generator_states, restore_generators
 from schedule.util.internal_errors import perform

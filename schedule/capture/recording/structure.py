@@ -1,4 +1,4 @@
-"""Containers and leaves of the arguments and results of a forward.
+"""Containers and leaves of the arguments and results of a forward, and the metadata of tensors.
 
 Lists, tuples, named tuples, mappings (such as ``ModelOutput``), dataclasses and slices are containers, and are rebuilt
 with the same type. Everything else is a leaf.
@@ -11,11 +11,63 @@ import keyword
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.util.errors import NotApplicable
+
+# -- Metadata of tensors ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, dtype and device of a recorded tensor, without data.
+
+    Attributes:
+        shape: sizes seen in the recorded run, such as ``(2, 16, 768)``.
+        dtype: element type.
+        device: its device.
+        requires_grad: whether it required gradients.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """Return the spec of ``tensor``.
+
+        Raises:
+            NotApplicable: it is a nested tensor, whose rows differ in size, or a quantized one.
+        """
+        if tensor.is_nested:
+            raise NotApplicable("a nested tensor has no one shape to follow", fix="pad it: tensor.to_padded_tensor(0)")
+        if tensor.is_quantized:
+            raise NotApplicable(
+                "a quantized tensor cannot be traced without data", fix="dequantize it before the model"
+            )
+        return cls(tuple(int(n) for n in tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's elements."""
+        count = 1
+        for n in self.shape:
+            count *= n
+        return count * self.dtype.itemsize
+
+
+# -- Containers and leaves of the arguments and results of a forward ----------------------------------------
+
 
 Path = tuple[tuple[str, Any], ...]
 

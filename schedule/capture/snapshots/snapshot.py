@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fused.torch_internals.modes import DisableTorchFunction
-from schedule.capture.snapshots.code import (
+from schedule.capture.snapshots.code_state import (
     classes_named,
     function_in,
     globals_named,
@@ -30,21 +30,21 @@ from schedule.capture.snapshots.code import (
     names_in,
     slots_of,
 )
-from schedule.capture.snapshots.entries import Entry
-from schedule.capture.snapshots.memory import CopyOnWrite, Memory
-from schedule.capture.snapshots.pieces import (
+from schedule.capture.snapshots.contents import (
     MISSING,
     Part,
     Piece,
+    SavedCache,
     SavedCell,
     SavedDict,
     SavedNames,
     SavedSlots,
     Step,
     items,
+    saved,
 )
-from schedule.capture.snapshots.tensor import SavedTensor
-from schedule.capture.snapshots.values import SavedCache, saved
+from schedule.capture.snapshots.run_effects import CopyOnWrite, Entry, Memory
+from schedule.capture.snapshots.saved_tensors import SavedTensor
 from schedule.util.errors import NotApplicable
 
 _LEAVES = frozenset(

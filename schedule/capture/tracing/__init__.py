@@ -1,1 +1,1 @@
-"""FX tracing with example values: from a module's forward to a graph with guards."""
+"""One trace of one module: the calls of its submodules, its results and state, and the graph as data."""

@@ -11,20 +11,19 @@ from torch import fx, nn
 from fused.torch_internals.modes import DisableTorchFunction
 from fused.torch_internals.modules import MODULE_CALLS, DropoutBase
 from fused.torch_internals.tensors import storage_of
-from schedule.capture.recording.source import data_dependent, user_line
+from schedule.capture.effects import torch_calls as metadata
+from schedule.capture.effects.effects import KIND
+from schedule.capture.effects.layers import LAYER, Memory, is_layer, is_plain
+from schedule.capture.graph.module_state import attributes, attributes_as
+from schedule.capture.graph.output_structure import structure
+from schedule.capture.graph.trace import Trace
+from schedule.capture.guards.own_forward import CALL_NAMES
+from schedule.capture.python.evaluator import Evaluator
+from schedule.capture.recording.hooks import collecting_hooks, is_hooked, nothing_collected
 from schedule.capture.recording.structure import map_structure, original_class, tensors
-from schedule.capture.tracing import metadata
-from schedule.capture.tracing.attributes import attributes, attributes_as
-from schedule.capture.tracing.effects import KIND
-from schedule.capture.tracing.hooks import collecting_hooks, is_hooked, nothing_collected
-from schedule.capture.tracing.layers import LAYER, is_layer, is_plain
-from schedule.capture.tracing.memory import Memory
-from schedule.capture.tracing.output_structure import structure
-from schedule.capture.tracing.own_forward import CALL_NAMES
-from schedule.capture.tracing.reading.evaluator import Evaluator
-from schedule.capture.tracing.returned_containers import watch_returned
-from schedule.capture.tracing.sharing import comparable
-from schedule.capture.tracing.trace import Trace
+from schedule.capture.recording.user_lines import data_dependent, user_line
+from schedule.capture.tracing.graph_data import comparable
+from schedule.capture.tracing.results import watch_returned
 from schedule.util.errors import TraceError
 
 EnterChild = Callable[[nn.Module, str], bool]

@@ -13,22 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
-from schedule.capture.recording.source import user_line
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.effects import QUIET
-from schedule.capture.tracing.later_reads import check_same
-from schedule.capture.tracing.reading.evaluator import Evaluator
-from schedule.capture.tracing.reading.plain import is_atom
-from schedule.capture.tracing.reading.sources import (
-    Attr,
-    DictOf,
-    Item,
-    Source,
-    described,
-    module_path,
-    submodule_source,
-)
-from schedule.capture.tracing.trace import Trace
+from schedule.capture.effects.effects import QUIET
+from schedule.capture.effects.later_reads import check_same
+from schedule.capture.graph.trace import Trace
+from schedule.capture.guards.plain_values import is_atom
+from schedule.capture.guards.sources import Attr, DictOf, Item, Source, described, module_path, submodule_source
+from schedule.capture.python.evaluator import Evaluator
+from schedule.capture.recording.structure import TensorSpec
+from schedule.capture.recording.user_lines import user_line
 from schedule.util.errors import TraceError
 
 

@@ -2,7 +2,7 @@
 
 Every torch call of the forward is passed to :meth:`ModuleTracer.__torch_function__`. The tensors are real
 ``torch.Tensor`` objects without data, so Python code that tests types, shapes, dtypes or ``None`` just works;
-sizes are symbolic (:mod:`schedule.capture.tracing.scalars`). Calls of submodules are written as ``call_module`` nodes
+sizes are symbolic (:mod:`schedule.capture.graph.scalars`). Calls of submodules are written as ``call_module`` nodes
 unless the submodules are inlined (flattened). Parameters and buffers become ``get_attr`` nodes.
 """
 
@@ -20,12 +20,30 @@ from torch.overrides import TorchFunctionMode
 
 from fused.torch_internals.modes import DisableTorchFunction
 from fused.torch_internals.tensors import failures_unlogged
-from schedule.capture.recording.calls import intercepted_calls
-from schedule.capture.recording.data import NUMBERS, Replay, expected, writes_number
+from schedule.capture.effects import torch_calls as metadata
+from schedule.capture.effects.autograd_functions import FunctionTracker
+from schedule.capture.effects.layers import SHARES, Memory
+from schedule.capture.effects.opaque import OpaqueTracker, untracked
+from schedule.capture.effects.regions import RegionTracker
+from schedule.capture.effects.result_kinds import PROPERTIES, Questions, is_of_object
+from schedule.capture.effects.torch_calls import guard_number, meta_kernel
+from schedule.capture.effects.writes import known_truth, requires_grad, written_tensors
+from schedule.capture.graph.escaped_containers import HandedContainers
+from schedule.capture.graph.output_structure import Expected
+from schedule.capture.graph.scalars import scalar_of, symbolic
+from schedule.capture.graph.signature import SignatureBuilder
+from schedule.capture.graph.string_formatting import Strings
+from schedule.capture.guards.plain_values import is_atom
+from schedule.capture.guards.sources import Const, Self
+from schedule.capture.python.evaluator import Evaluator
+from schedule.capture.python.index_functions import CodeType, IndexFunctions
+from schedule.capture.python.native_handlers import HANDLERS, seeding_handlers
+from schedule.capture.recording.data_dependence import NUMBERS, Replay, expected, writes_number
+from schedule.capture.recording.hooks import nothing_collected
+from schedule.capture.recording.interception import intercepted_calls
 from schedule.capture.recording.recording import Recording
-from schedule.capture.recording.source import data_dependent, outermost, raised, user_line
-from schedule.capture.recording.specs import TensorSpec
 from schedule.capture.recording.structure import (
+    TensorSpec,
     attributes_beside,
     is_plain_dataclass,
     is_plain_mapping,
@@ -34,34 +52,11 @@ from schedule.capture.recording.structure import (
     map_structure,
     rebuilt_mapping,
 )
-from schedule.capture.tracing import metadata
-from schedule.capture.tracing.constants import known_truth
-from schedule.capture.tracing.functions import FunctionTracker
-from schedule.capture.tracing.gradients import requires_grad
-from schedule.capture.tracing.handed_containers import HandedContainers
-from schedule.capture.tracing.hooks import nothing_collected
-from schedule.capture.tracing.index_functions import CodeType, IndexFunctions
-from schedule.capture.tracing.memory import SHARES, Memory
-from schedule.capture.tracing.meta_kernels import meta_kernel
+from schedule.capture.recording.user_lines import data_dependent, outermost, raised, user_line
+from schedule.capture.shapes.symbolic_sizes import SizeReader
 from schedule.capture.tracing.module_calls import EnterChild, ModuleCalls
-from schedule.capture.tracing.opaque import OpaqueTracker, untracked
-from schedule.capture.tracing.output_structure import Expected
-from schedule.capture.tracing.pieces import guard_number
-from schedule.capture.tracing.reading.evaluator import Evaluator
-from schedule.capture.tracing.reading.natives import HANDLERS
-from schedule.capture.tracing.reading.numbers import NUMBER_HANDLERS
-from schedule.capture.tracing.reading.plain import is_atom
-from schedule.capture.tracing.reading.seeding import seeding_handlers
-from schedule.capture.tracing.reading.sources import Const, Self
-from schedule.capture.tracing.regions import RegionTracker
-from schedule.capture.tracing.result_kinds import PROPERTIES, Questions, is_of_object
 from schedule.capture.tracing.results import Written
-from schedule.capture.tracing.scalars import scalar_of, symbolic
-from schedule.capture.tracing.signature import SignatureBuilder
-from schedule.capture.tracing.sizes import SizeReader
 from schedule.capture.tracing.state_nodes import StateNodes
-from schedule.capture.tracing.string_formatting import Strings
-from schedule.capture.tracing.writes import written_tensors
 from schedule.util.internal_errors import perform
 from schedule.util.user_code import UserCodeError, user_code
 
@@ -109,7 +104,7 @@ class ModuleTracer(TorchFunctionMode):
         self.opaque = OpaqueTracker(self)
         self.regions = RegionTracker(self)
         self.functions = FunctionTracker(self)
-        self.evaluator = Evaluator(self, HANDLERS | NUMBER_HANDLERS | seeding_handlers())
+        self.evaluator = Evaluator(self, HANDLERS | seeding_handlers())
         self.calls = ModuleCalls(self, enter, use_recorded_outputs)
         self.state = StateNodes(self)
 
@@ -212,7 +207,7 @@ class ModuleTracer(TorchFunctionMode):
 
         Args:
             value: a tensor, a symbolic number, or its node.
-            asked: what of :data:`~schedule.capture.tracing.result_kinds.PROPERTIES` it asks for.
+            asked: what of :data:`~schedule.capture.effects.result_kinds.PROPERTIES` it asks for.
         """
         if isinstance(value, fx.Node):
             self.questions.about(value, asked)

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-from schedule.capture.tracing.hooks import is_hooked
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import is_hooked, original_class
 from schedule.distributed.communication.agreement import check_same
 from schedule.distributed.pipeline.splitting import on_device, split, state_of_stages
 from schedule.distributed.pipeline.stages import Modes, SendingStage, Stage, attach_all, shapes_only

@@ -18,9 +18,7 @@ import torch
 from torch import nn
 
 from fused.torch_internals.modules import DropoutBase, NormBase
-from schedule.capture.snapshots.code import function_in, globals_named, members_named, names_in
-from schedule.capture.tracing.effects import is_random_name
-from schedule.capture.tracing.hooks import is_hooked
+from schedule.capture import function_in, globals_named, is_hooked, is_random_name, members_named, names_in
 from schedule.util.own_code import is_outside
 
 _WRITING = {f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("ATTR", "SUBSCR", "SLICE", "GLOBAL")}

@@ -15,12 +15,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.environment import device_condition
-from schedule.capture.tracing.outputs import check_output
-from schedule.capture.tracing.portable import pack_graph, unpack_graph
-from schedule.capture.tracing.regions import REGION_FUNCTIONS, end_region
-from schedule.capture.tracing.specialization import Specialization
+from schedule.capture import (
+    REGION_FUNCTIONS,
+    Specialization,
+    TensorSpec,
+    check_output,
+    device_condition,
+    end_region,
+    pack_graph,
+    unpack_graph,
+)
 from schedule.distributed.pipeline.purity import is_repeatable, may_draw
 from schedule.patterns.hazards import Hazards
 from schedule.util.errors import NotApplicable

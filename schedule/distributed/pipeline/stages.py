@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from fused import MakeViewlessTensor
-from schedule.capture.recording.structure import leaves
-from schedule.capture.tracing.regions import closing_regions
-from schedule.capture.tracing.specialization import Specialization, compiled, original_class
+from schedule.capture import Specialization, closing_regions, compiled, leaves, original_class
 from schedule.distributed.pipeline.splitting import StageGraph, state_of_stages
 from schedule.runtime.scheduled import ScheduledState
 from schedule.util.errors import NotApplicable

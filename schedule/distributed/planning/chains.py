@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.distributed.tensor_parallel.modules import stays_call
 from schedule.distributed.tensor_parallel.state import Sharded
 from schedule.util.errors import TraceError

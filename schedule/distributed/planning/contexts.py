@@ -13,10 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from schedule.capture.recording.recording import Call
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import leaves
-from schedule.capture.tracing.specialization import Specialization, specialize
+from schedule.capture import Call, Specialization, TensorSpec, leaves, specialize
 from schedule.distributed.planning.chains import Link, chains_of
 from schedule.distributed.planning.factors import Factor, factors, has
 from schedule.distributed.planning.owned import holds, spec_on_one_rank

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import original_class
 from schedule.distributed.planning.plan import Plan
 from schedule.distributed.planning.plan_steps import EXPERTS, Group, ShardStep, SyncStep
 from schedule.distributed.tensor_parallel.expert_proof import experts_of, has_experts

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import leaves
+from schedule.capture import TensorSpec, leaves
 from schedule.distributed.planning.factors import Factor
 from schedule.distributed.planning.owned import holds
 from schedule.distributed.planning.values import Propagated

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.specialization import Specialization
+from schedule.capture import Specialization, TensorSpec
 from schedule.distributed.communication.resharding import Resharding
 from schedule.distributed.planning.factors import Dim, factors
 from schedule.distributed.planning.propagation import propagate

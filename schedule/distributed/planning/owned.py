@@ -14,9 +14,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.recording import Call
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.specialization import Specialization, original_class
+from schedule.capture import Call, Specialization, TensorSpec, original_class
 from schedule.distributed.planning.factors import Factor, factors, has, leads, take
 from schedule.distributed.planning.plan_steps import SyncStep
 from schedule.distributed.planning.propagation import propagate

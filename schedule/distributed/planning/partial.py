@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.distributed.planning.factors import Factor
 from schedule.distributed.planning.gradients import Users, written
 from schedule.distributed.planning.owned import holds, holds_leading

@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.recording import Call
-from schedule.capture.tracing.specialization import original_class, specialize
+from schedule.capture import Call, original_class, specialize
 from schedule.distributed.planning.candidates import INNER, Candidate, candidates_of
 from schedule.distributed.planning.factors import Factor, factors
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of

@@ -13,9 +13,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.own_forward import has_own_forward
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import TensorSpec, has_own_forward, original_class
 from schedule.distributed.planning.factors import Dim, block, equate, new_dim, size_of, take
 from schedule.distributed.planning.shapes import Shapes
 from schedule.distributed.planning.values import Dims, Layer, Propagated, Value

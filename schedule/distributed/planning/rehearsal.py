@@ -22,11 +22,7 @@ import torch
 from torch import fx, nn
 
 from fused.torch_internals.tensors import failures_unlogged
-from schedule.capture.recording.recording import Call, Recording
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import leaves
-from schedule.capture.tracing.effects import is_check
-from schedule.capture.tracing.specialization import Specialization, original_class, specialize
+from schedule.capture import Call, Recording, Specialization, TensorSpec, is_check, leaves, original_class, specialize
 from schedule.distributed.planning.plan_steps import ShardStep
 from schedule.distributed.planning.values import CONSTANTS
 from schedule.distributed.tensor_parallel.modules import Split, own_features

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.tracing.specialization import Specialization, specialize
+from schedule.capture import Specialization, specialize
 from schedule.distributed.planning.chains import Link, chains_of
 from schedule.distributed.planning.factors import Factor, factors
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of

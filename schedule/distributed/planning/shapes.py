@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.distributed.planning.factors import Dim, block, equate, lead, new_dim, size_of, take
 from schedule.distributed.planning.values import FACTORIES, Dims, Value, Values, pick
 from schedule.patterns.values import OpNode, operands

@@ -14,8 +14,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.recording import Call
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import Call, TensorSpec
 from schedule.distributed.planning.plan_steps import Group, ShardStep, SyncStep
 from schedule.distributed.tensor_parallel.modules import projection_of
 from schedule.distributed.tensor_parallel.state import Sharded

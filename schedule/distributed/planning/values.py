@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.effects import is_check
+from schedule.capture import TensorSpec, is_check
 from schedule.distributed.planning.factors import Dim, block, equate, factors, new_dim, size_of
 from schedule.patterns.optable import ELEMENTWISE
 from schedule.patterns.values import OpNode, operands

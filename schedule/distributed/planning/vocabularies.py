@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.distributed.planning.gradients import Users
 from schedule.distributed.planning.plan_steps import VOCABULARY, Group, ShardStep, SyncStep
 from schedule.distributed.planning.values import Layer, Propagated, nbytes

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.tracing.specialization import Specialization, original_class
+from schedule.capture import Specialization, original_class
 from schedule.core.edits import SetState
 from schedule.core.wrapping import rewrapped, wrappers_of
 from schedule.distributed.tensor_parallel.modules import COLUMN, sharding_of

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from torch import nn
 
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import original_class
 from schedule.distributed.tensor_parallel.modules import (
     CHANNEL,
     COLUMN,

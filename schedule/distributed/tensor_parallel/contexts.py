@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fused.torch_internals.modes import without_dispatch_modes
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import leaves, rebuilt_sequence
+from schedule.capture import TensorSpec, leaves, rebuilt_sequence
 from schedule.distributed.communication.collectives import (
     copy_to_tensor_parallel,
     gather_from_sequence_parallel,

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.distributed.tensor_parallel.modules import projection_of
 from schedule.distributed.tensor_parallel.settings import Derived, Setting, outputs_of, settings_in
 from schedule.patterns.ops import CannotBind, find_form

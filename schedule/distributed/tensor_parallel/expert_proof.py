@@ -10,10 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from schedule.capture.recording.recording import Call
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import leaves
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import Call, TensorSpec, leaves, original_class
 from schedule.distributed.tensor_parallel.experts import Experts, alone, combined
 from schedule.distributed.tensor_parallel.modules import is_torch_layer
 from schedule.util.errors import ShardError

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
+from schedule.capture import TensorSpec
 from schedule.distributed.tensor_parallel.cuts import (
     WHOLE_HEADS,
     Cut,

@@ -21,11 +21,7 @@ from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
 from fused.sharding import local_part
-from schedule.capture.recording.recording import Call
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.reading.ledger import Ledger
-from schedule.capture.tracing.signature import Parameters, Signature
-from schedule.capture.tracing.specialization import Specialization, original_class
+from schedule.capture import Call, GuardSet, Parameters, Signature, Specialization, TensorSpec, original_class
 from schedule.distributed.communication import collectives
 from schedule.distributed.communication.groups import group_rank
 from schedule.distributed.tensor_parallel.modules import (
@@ -70,7 +66,7 @@ def sharded_specializations(
         signature=signature,
         training=True,
         guards=(),
-        ledger=Ledger(),
+        guard_set=GuardSet(),
         inlined={},
         call=Call((spec,), {}, None),
     )

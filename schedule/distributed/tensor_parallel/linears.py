@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from fused.torch_internals.modes import count_function_modes, popped_function_mode
-from schedule.capture.tracing.own_forward import has_own_forward
+from schedule.capture import has_own_forward
 from schedule.patterns.normalize import normalize
 from schedule.patterns.values import OpNode
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from schedule.capture.tracing.own_forward import is_basic, is_conv1d
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import is_basic, is_conv1d, original_class
 from schedule.distributed.communication.chunks import chunk_bounds
 from schedule.distributed.communication.resharding import Resharding
 from schedule.distributed.tensor_parallel.experts import Experts

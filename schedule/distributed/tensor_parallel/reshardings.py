@@ -8,9 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from schedule.capture.recording.recording import Call
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import Call, TensorSpec, original_class
 from schedule.distributed.communication.resharding import Resharding
 from schedule.distributed.tensor_parallel.modules import (
     CHANNEL,

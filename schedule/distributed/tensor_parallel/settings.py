@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.capture.recording.recording import Recording
-from schedule.capture.tracing.specialization import Specialization, original_class, specialize
+from schedule.capture import Recording, Specialization, original_class, specialize
 from schedule.distributed.tensor_parallel.modules import Projection, projection_of
 
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from schedule.capture.recording.recording import Call, Recording
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.specialization import Specialization
+from schedule.capture import Call, Recording, Specialization, TensorSpec
 from schedule.distributed.communication.mesh import TensorParallel, tensor_parallel
 from schedule.distributed.tensor_parallel.following import follow
 from schedule.distributed.tensor_parallel.modules import COLUMN, ModuleSharding, Split, sharding_of

@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from schedule.capture.recording.structure import rebuilt_sequence
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import original_class, rebuilt_sequence
 from schedule.distributed.communication import collectives
 from schedule.distributed.communication.chunks import chunk_bounds
 from schedule.distributed.communication.groups import group_rank, group_size

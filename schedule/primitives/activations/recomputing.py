@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from schedule.capture.recording.structure import leaves, map_structure
+from schedule.capture import leaves, map_structure
 from schedule.util.copying import copied
 from schedule.util.generators import generator_states, restore_generators
 

@@ -14,9 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fused.sharding import local_part
 from fused.torch_internals.modes import TorchDispatchMode
-from schedule.capture.recording.calls import intercepted_calls
-from schedule.capture.recording.recording import as_call, undisturbed
-from schedule.capture.recording.structure import tensors
+from schedule.capture import as_call, intercepted_calls, tensors, undisturbed
 from schedule.util.internal_errors import perform
 
 FLOPS_PER_BYTE = 50

@@ -14,10 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.tracing.effects import is_check
-from schedule.capture.tracing.regions import REGION_FUNCTIONS
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import REGION_FUNCTIONS, TensorSpec, is_check, original_class
 from schedule.report.pictures.paths import ranged
 from schedule.util.graph_text import graph_lines
 from schedule.util.wording import counted, size_text

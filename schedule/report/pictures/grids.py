@@ -14,7 +14,7 @@ from schedule.report.pictures.paths import ranged
 from schedule.util.wording import size_text
 
 if TYPE_CHECKING:
-    from schedule.capture.recording.recording import Recording
+    from schedule.capture import Recording
     from schedule.core.node import Node
 
 MOST_RANKS = 16

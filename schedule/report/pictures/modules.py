@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from schedule.capture.recording.recording import Recording
-from schedule.capture.tracing.own_forward import is_basic
-from schedule.capture.tracing.specialization import original_class
+from schedule.capture import Recording, is_basic, original_class
 from schedule.distributed.tensor_parallel.modules import is_sharded, sharding_of
 from schedule.distributed.tensor_parallel.state import sharded_state
 from schedule.report.pictures.drawing import Change, Palette, Picture, Side, picture

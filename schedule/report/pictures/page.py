@@ -20,7 +20,7 @@ from schedule.util.files import write
 from schedule.util.templating import rendered
 
 if TYPE_CHECKING:
-    from schedule.capture.recording.recording import Recording
+    from schedule.capture import Recording
     from schedule.core.node import Node
     from schedule.report.costs import TimeRatio
     from schedule.report.entries import Entry

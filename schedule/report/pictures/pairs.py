@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from schedule.capture.recording.recording import Recording
-from schedule.capture.tracing.expansion import expand
-from schedule.capture.tracing.specialization import Specialization
+from schedule.capture import Recording, Specialization, expand
 from schedule.core.graphs import Specializations
 from schedule.patterns.copying import Erased, erased
 from schedule.report.tree_text import short

@@ -10,8 +10,7 @@ from torch import nn
 
 from fused.backends import onednn
 from schedule.capture.recording.recording import MAX_SIGNATURES, record
-from schedule.capture.recording.specs import TensorSpec
-from schedule.capture.recording.structure import leaves
+from schedule.capture.recording.structure import TensorSpec, leaves
 from schedule.util.errors import NotApplicable
 from tests.zoo import batch, build
 

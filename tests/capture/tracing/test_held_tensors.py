@@ -15,7 +15,7 @@ from torch import nn
 
 from schedule.runtime.scheduled import state_of
 from schedule.util.errors import ScheduleError
-from tests.capture.tracing.running import schedule_all
+from tests.capture.running import schedule_all
 
 
 class Tables:

@@ -17,7 +17,7 @@ from torch import nn
 import schedule
 from fused.torch_internals.tensors import ObservingFakeMode
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialize
+from schedule.capture.specializing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, install, state_of
 from schedule.util.errors import TraceError
 

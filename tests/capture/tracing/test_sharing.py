@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialize
+from schedule.capture.specializing.specialization import specialize
 
 
 class Layer(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialize
+from schedule.capture.specializing.specialization import specialize
 from schedule.runtime.scheduled import install, state_of
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import masking_utils
 
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialize
+from schedule.capture.specializing.specialization import specialize
 from schedule.util.errors import TraceError
 
 
@@ -60,7 +60,7 @@ class Configured(nn.Module):
 
 def test_a_watched_config_is_no_new_class_of_configs():
     made = traced(Configured(), torch.randn(3))
-    assert not Settings.known and "self.config.scale same 2.0" in map(str, made.ledger)
+    assert not Settings.known and "self.config.scale same 2.0" in map(str, made.guard_set)
 
 
 ALWAYS = {"allow_is_causal_skip": False}

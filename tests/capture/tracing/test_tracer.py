@@ -13,10 +13,10 @@ from torch import nn
 
 import schedule
 from schedule.capture.recording.recording import record
-from schedule.capture.tracing.specialization import specialize
+from schedule.capture.specializing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, state_of
 from schedule.util.errors import TraceError
-from tests.capture.tracing.running import assert_same, schedule_all
+from tests.capture.running import assert_same, schedule_all
 
 
 class Factories(nn.Module):

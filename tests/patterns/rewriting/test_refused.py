@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from schedule.capture.tracing.regions import begin_grad_mode, end_region
+from schedule.capture.effects.regions import begin_grad_mode, end_region
 from schedule.patterns import search
 from schedule.patterns.rewriting import check, copy_graph, partition, rewrite, splice
 from schedule.util.errors import MatchError

@@ -1,0 +1,1 @@
+"""Conditions on Python state: their sources, and the code that checks them."""

@@ -1,0 +1,1 @@
+"""A forward as instrumented code: each read from outside becomes a guard, each write is followed or refused."""

@@ -1,0 +1,1 @@
+"""Sizes of results, as expressions of the sizes of inputs and parameters."""
