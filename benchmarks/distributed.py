@@ -39,7 +39,7 @@ from benchmarks.ranks import LAYERS, LENGTH, NUMBER, ROWS, WIDTH, in_processes, 
 from benchmarks.timing import interleaved, merge_json
 from schedule.api.simulate import planned
 from schedule.distributed.communication.groups import Collective
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 
 TIMED_WIDTH, TIMED_LENGTH = 512, 256
 

@@ -20,8 +20,8 @@ from fused.backends.tracing import PLAIN, differentiated, transformed
 from fused.checks import agrees
 from fused.lazy import lazy
 from fused.loss_autograd import gradients_by_autograd, watched
-from fused.torch_internals.kernels import choose_attention_kernel
 from fused.torch_internals.modes import is_autocasting, is_tracing_dispatch_active
+from fused.torch_internals.torch_kernels import choose_attention_kernel
 
 Tensor = torch.Tensor
 Filling = tuple[Tensor, float]

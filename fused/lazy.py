@@ -10,7 +10,7 @@ from torch.fx.node import map_aggregate
 
 from fused.loss_autograd import gradients_by_autograd
 from fused.torch_internals.modes import NO_TORCH_FUNCTION
-from fused.torch_internals.tensors import make_wrapper_subclass
+from fused.torch_internals.tensor_kinds import make_wrapper_subclass
 
 Tensor = torch.Tensor
 Expression = Callable[..., Tensor]

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fused.backends.selection import backend
 from fused.backends.tracing import PLAIN, differentiated, transformed
 from fused.torch_internals.modes import are_saved_tensor_hooks_enabled
-from fused.torch_internals.tensors import storage_of
+from fused.torch_internals.tensor_kinds import storage_of
 
 P = ParamSpec("P")
 Tensor = torch.Tensor

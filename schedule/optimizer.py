@@ -20,9 +20,9 @@ from schedule.core.edits import SetSpecializations
 from schedule.core.matching import Match, Site
 from schedule.core.node import Node
 from schedule.patterns import Effects, GraphMatch, effects
-from schedule.patterns.effects import is_plain_module
 from schedule.patterns.ops import find_form, operation_of
 from schedule.patterns.rewriting import Build
+from schedule.patterns.side_effects import is_plain_module
 from schedule.primitives.group import Group
 from schedule.primitives.registry import query
 from schedule.primitives.rewrites import ByRules

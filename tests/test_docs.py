@@ -17,10 +17,10 @@ from mkdocs.config import load_config
 from typer.testing import CliRunner
 
 from docs.generate import filled
-from fused.backends.registry import OPS
+from fused.backends.backend_registry import OPS
 from fxschedule.cli import app
 from schedule.primitives import registry as primitives
-from schedule.rules import registry as rules
+from schedule.rules import rule_registry as rules
 from tests.code_blocks import SHOWN, Block, blocks, commands
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,7 +6,7 @@
 import sys
 import types
 
-from fused.backends.registry import OPS, Op, backends
+from fused.backends.backend_registry import OPS, Op, backends
 from fused.backends.selection import Choice, backend, requested
 
 __all__ = ["OPS", "Choice", "Op", "backend", "backends", "requested"]

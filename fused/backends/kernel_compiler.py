@@ -17,7 +17,7 @@ from fused.backends import kernel_store
 from fused.backends.kernel_store import Kernel, Stored, fitting
 from fused.backends.tracing import for_the_compiler
 from fused.torch_internals.compiler import INDUCTOR, compile_fx, compile_fx_inner, without_graph_cache
-from fused.torch_internals.tensors import FakeTensor, FakeTensorMode
+from fused.torch_internals.tensor_kinds import FakeTensor, FakeTensorMode
 
 Tensor = torch.Tensor
 

@@ -1,9 +1,8 @@
 """Megatron's MLP built from specs: interfaces of its parts (`protocols`), parts on plain torch, and the module."""
 
-from fused.mlp.checkpoint import ShardedTensorFactory, apply_swiglu_sharded_factory
 from fused.mlp.config import TransformerConfig
-from fused.mlp.linear import Linear, column_parallel_linear, row_parallel_linear
 from fused.mlp.mlp import MLP, MLPSubmodules
+from fused.mlp.mlp_linear import Linear, column_parallel_linear, row_parallel_linear
 from fused.mlp.protocols import (
     LinearFc1Builder,
     LinearFc1Interface,
@@ -13,6 +12,7 @@ from fused.mlp.protocols import (
     TEActivationFunctionBuilder,
     TEActivationFunctionInterface,
 )
+from fused.mlp.split_checkpoint import ShardedTensorFactory, apply_swiglu_sharded_factory
 
 __all__ = [
     "MLP",

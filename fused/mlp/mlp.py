@@ -12,11 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fused.checks import MismatchError, shape
 from fused.mlp.activation import activate
-from fused.mlp.checkpoint import apply_swiglu_sharded_factory, on_mesh
 from fused.mlp.config import TransformerConfig
-from fused.mlp.linear import Linear, column_parallel_linear, row_parallel_linear
 from fused.mlp.megatron_checkpoint import mlp_state
+from fused.mlp.mlp_linear import Linear, column_parallel_linear, row_parallel_linear
 from fused.mlp.protocols import LinearFc1Builder, LinearFc2Builder, ProcessGroup, TEActivationFunctionBuilder
+from fused.mlp.split_checkpoint import apply_swiglu_sharded_factory, on_mesh
 
 Tensor = torch.Tensor
 

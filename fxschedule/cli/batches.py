@@ -12,7 +12,7 @@ from fxschedule.cli.loaded import Loaded
 from fxschedule.cli.models import load_model
 from fxschedule.cli.options import Asked
 from fxschedule.cli.output import Code, CommandError, stage
-from fxschedule.cli.tiny.batches import repaired
+from fxschedule.cli.tiny.repairs import repaired
 from fxschedule.cli.trials import found_inputs
 from schedule.api.schedule import Schedule, create_schedule
 from schedule.util.errors import NotApplicable

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import nn
 
-from schedule.batches.configs import TEXT, Configs
+from schedule.batches.config_values import TEXT, Configs
 from schedule.batches.images import channels, image_size
 from schedule.batches.inputs import Inputs, Repair, example_inputs
-from schedule.batches.sizes import Layouts, Makers, Sizes
+from schedule.batches.requested_sizes import Layouts, Makers, Sizes
 
 _ARGUMENT = re.compile(r"^\s*(\w+) \(`?([^`\n]*?)`? of shape `?\(((?:[^()\n]|\([^()\n]*\))*)\)", re.MULTILINE)
 _ASIDE = re.compile(r"\([^()]*\)")

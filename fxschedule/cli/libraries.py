@@ -104,7 +104,7 @@ def _of_diffusers(diffusers: Any, name: str, tiny: bool) -> nn.Module:
 
 def _tiny(cls: type[nn.Module]) -> nn.Module:
     """Return the largest working reduction of ``cls``."""
-    from fxschedule.cli.tiny.settings import reduced
+    from fxschedule.cli.tiny.small_settings import reduced
 
     parameters = inspect.signature(cls).parameters.values()
     why: Exception | None = None

@@ -136,7 +136,7 @@ class _Wanted:
         return model
 
     def _random(self, cls: Any, config: PreTrainedConfig) -> nn.Module:
-        from fxschedule.cli.tiny.configs import shrink
+        from fxschedule.cli.tiny.small_configs import shrink
 
         written = shrink(config.to_dict()) if self.asked.tiny else config.to_dict()
         settings = {"attn_implementation": self.asked.attention} if self.asked.attention else {}

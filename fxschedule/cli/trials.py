@@ -19,12 +19,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fxschedule.cli.documented import documented_inputs
-from schedule.batches.arguments import make
-from schedule.batches.configs import Configs
+from schedule.batches.argument_makers import make
+from schedule.batches.config_values import Configs
 from schedule.batches.images import image_size
 from schedule.batches.inputs import Inputs, Repair
 from schedule.batches.questions import because, no_forward, question
-from schedule.batches.sizes import Sizes
+from schedule.batches.requested_sizes import Sizes
 from schedule.capture import undisturbed
 from schedule.util.errors import NotApplicable
 from schedule.util.indices import indices_checked

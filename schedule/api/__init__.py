@@ -11,8 +11,8 @@ from schedule.patterns import any_of, call_module, optional, scalar, tensor
 from schedule.primitives import list_primitives, primitive
 from schedule.primitives.composing import Attempt, attempt, first_of, for_each, repeat
 from schedule.primitives.group import Group
-from schedule.recipes.files import save_recipe
 from schedule.recipes.recipe import Recipe
+from schedule.recipes.recipe_files import save_recipe
 from schedule.report.profiling import profile_step
 from schedule.report.report import Report
 from schedule.rules import Rule, list_rules, register_rule

@@ -93,8 +93,8 @@ def materialize(root: nn.Module, init_weights: Weights | None, device: torch.dev
             )
         return
     from schedule.distributed.checkpoint.initialize import initialize
-    from schedule.distributed.checkpoint.reading import read_weights
     from schedule.distributed.checkpoint.slots import meta_slots
+    from schedule.distributed.checkpoint.stored_values import read_weights
 
     slots = meta_slots(root)
     own = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}

@@ -8,8 +8,8 @@ from typing import Any, overload
 from torch import nn
 
 from schedule.api.schedule import Schedule, create_schedule
-from schedule.recipes.files import read_recipe
 from schedule.recipes.recipe import Recipe
+from schedule.recipes.recipe_files import read_recipe
 from schedule.recipes.replaying import replay_on
 from schedule.recipes.trust import Trust, refuse_untrusted
 from schedule.util.arguments import keywords_checked

@@ -10,13 +10,13 @@ from torch import nn
 
 from schedule import primitives
 from schedule.core.node import Node, Tree
-from schedule.distributed.tensor_parallel.modules import is_sharded
+from schedule.distributed.tensor_parallel.sharded_modules import is_sharded
 from schedule.optimizer import optimize, survey
 from schedule.primitives.group import Group
 from schedule.primitives.registry import registered, reserve
 from schedule.recipes.building import recipe_of
 from schedule.recipes.recipe import Recipe
-from schedule.recipes.recording import recorded
+from schedule.recipes.step_recording import recorded
 from schedule.report.pages import schedule_page, tree_html
 from schedule.report.pictures.page import Page
 from schedule.report.tree_text import rendered_tree

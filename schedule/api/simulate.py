@@ -17,8 +17,8 @@ from schedule.capture import as_call, tensors
 from schedule.distributed.communication.chunks import part_of
 from schedule.distributed.communication.groups import Collective, SimulatedRanks
 from schedule.distributed.communication.mesh import SimulatedMesh
-from schedule.distributed.planning.plan import Plan
-from schedule.distributed.tensor_parallel.modules import sharding_of
+from schedule.distributed.planning.plan_data import Plan
+from schedule.distributed.tensor_parallel.sharded_modules import sharding_of
 from schedule.util.arguments import keywords_checked
 from schedule.util.errors import ScheduleError, ShardError
 from schedule.util.generators import generators_restored

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from schedule.batches.configs import VISION, Configs
-from schedule.batches.sizes import Layouts, Makers, Sizes
+from schedule.batches.config_values import VISION, Configs
+from schedule.batches.requested_sizes import Layouts, Makers, Sizes
 
 SMALL = 64  # pixels
 

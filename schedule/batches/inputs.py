@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from schedule.batches.arguments import MAKERS, labels_like, make
-from schedule.batches.configs import Configs
+from schedule.batches.argument_makers import MAKERS, labels_like, make
+from schedule.batches.config_values import Configs
 from schedule.batches.questions import because, no_forward, nothing_says, question
-from schedule.batches.sizes import Layouts, Makers, Sizes
+from schedule.batches.requested_sizes import Layouts, Makers, Sizes
 from schedule.capture import undisturbed
 from schedule.util.internal_errors import perform
 from schedule.util.user_code import UserCodeError, user_code

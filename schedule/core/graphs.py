@@ -32,7 +32,7 @@ from schedule.capture import (
     written,
 )
 from schedule.core.wrapping import unwrapped, wrapped
-from schedule.runtime.logs import log_trace
+from schedule.runtime.call_logs import log_trace
 from schedule.runtime.scheduled import ScheduledState, as_scheduled, forward_of, state_of, uncounted
 from schedule.util.copying import copied_where_possible
 from schedule.util.errors import NotApplicable, ShardError, TraceError

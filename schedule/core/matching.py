@@ -12,9 +12,9 @@ from schedule import patterns, rules
 from schedule.capture import Recording, Specialization, expand
 from schedule.core.node import Node
 from schedule.patterns import GraphMatch, NearMiss, Pattern, SearchResult
-from schedule.patterns.nodes import CallNode
+from schedule.patterns.normalized_nodes import OpNode
 from schedule.patterns.ops import is_foreign, qualified_name
-from schedule.patterns.values import OpNode
+from schedule.patterns.pattern_nodes import CallNode
 from schedule.rules import Rule
 from schedule.util.errors import MatchError, TraceError, did_you_mean
 from schedule.util.graph_text import graph_lines

@@ -10,7 +10,7 @@ from torch import fx, nn
 from schedule.capture import Expansion, TensorSpec
 from schedule.core.history import Step
 from schedule.patterns import GraphMatch
-from schedule.patterns.copying import Erased, Follower, LostNode, erased
+from schedule.patterns.graph_copies import Erased, Follower, LostNode, erased
 from schedule.util.errors import MatchError
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ print(found.near_misses[0])        # where it nearly matched, what was expected,
 """
 
 from schedule.patterns.compiling import Pattern, compile_pattern
-from schedule.patterns.effects import Effects, effects
 from schedule.patterns.equality import difference, graphs_equal
 from schedule.patterns.graph_match import GraphMatch, NearMiss, SearchResult, resolve
 from schedule.patterns.language import any_of, call_module, optional, scalar, tensor
 from schedule.patterns.matcher import search
 from schedule.patterns.normalize import normalize
+from schedule.patterns.normalized_nodes import Attr, NormalGraph, OpNode
 from schedule.patterns.ops import declare_pure, register_form, register_module, register_op
-from schedule.patterns.values import Attr, NormalGraph, OpNode
+from schedule.patterns.side_effects import Effects, effects
 
 __all__ = [
     "Attr",

@@ -19,7 +19,7 @@ import networkx as nx
 from torch import fx, nn
 
 from schedule.patterns.equality import live_digraph, text_of_constant
-from schedule.patterns.values import Attr, OpNode, operands
+from schedule.patterns.normalized_nodes import Attr, OpNode, operands
 
 
 @dataclass(frozen=True)

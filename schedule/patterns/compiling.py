@@ -11,9 +11,9 @@ from torch import fx, nn
 
 from fused.torch_internals.schemas import takes_no_tensor
 from schedule.patterns.language import Tracer, call_module, mark_choice, mark_input, mark_module, mark_scalar, recording
-from schedule.patterns.nodes import MISSING, CallNode, ChoiceNode, InputNode, ScalarNode, Which
 from schedule.patterns.normalize import Builder
-from schedule.patterns.values import OpNode, map_operands, operands
+from schedule.patterns.normalized_nodes import OpNode, map_operands, operands
+from schedule.patterns.pattern_nodes import MISSING, CallNode, ChoiceNode, InputNode, ScalarNode, Which
 from schedule.util.errors import MatchError
 
 

@@ -10,9 +10,9 @@ import networkx as nx
 from networkx.algorithms.isomorphism import DiGraphMatcher
 from torch import fx, nn
 
-from schedule.patterns.compare import describe
+from schedule.patterns.constants import describe
 from schedule.patterns.normalize import normalize
-from schedule.patterns.values import Attr, OpNode, operands
+from schedule.patterns.normalized_nodes import Attr, OpNode, operands
 
 
 def graphs_equal(

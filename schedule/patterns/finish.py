@@ -12,10 +12,10 @@ from torch import fx
 from schedule.capture import TensorSpec
 from schedule.patterns.compiling import Pattern
 from schedule.patterns.graph_match import GraphMatch
-from schedule.patterns.nodes import MISSING, CallNode, ChoiceNode
-from schedule.patterns.regions import RETURNED, absorb, detour, escape
+from schedule.patterns.match_regions import RETURNED, absorb, detour, escape
+from schedule.patterns.normalized_nodes import NormalGraph, OpNode, operands
+from schedule.patterns.pattern_nodes import MISSING, CallNode, ChoiceNode
 from schedule.patterns.unify import Unifier
-from schedule.patterns.values import NormalGraph, OpNode, operands
 
 Reason = tuple[OpNode, Callable[[], str], Callable[[], str]]
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from torch import fx
 
 from schedule.patterns.compiling import Pattern
-from schedule.patterns.values import NormalGraph, OpNode
+from schedule.patterns.normalized_nodes import NormalGraph, OpNode
 
 
 @dataclass(frozen=True, eq=False)

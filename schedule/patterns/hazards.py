@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fused.torch_internals.tensors import storage_of
+from fused.torch_internals.tensor_kinds import storage_of
 from schedule.capture import is_check, updated_state
-from schedule.patterns.effects import Effects, effects, memory_of
-from schedule.patterns.regions import detour, escape
+from schedule.patterns.match_regions import detour, escape
+from schedule.patterns.side_effects import Effects, effects, memory_of
 from schedule.util.errors import MatchError
 
 Modules = Mapping[str, nn.Module] | None

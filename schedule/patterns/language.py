@@ -27,7 +27,7 @@ import torch
 from torch import fx, nn
 
 from schedule.capture import TensorSpec
-from schedule.patterns.nodes import InputNode, ScalarNode, Which
+from schedule.patterns.pattern_nodes import InputNode, ScalarNode, Which
 from schedule.util.errors import MatchError
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import fx, nn
 
-from schedule.patterns.compare import describe
 from schedule.patterns.compiling import Pattern, compile_pattern
+from schedule.patterns.constants import describe
 from schedule.patterns.finish import Complete, finish
 from schedule.patterns.graph_match import GraphMatch, NearMiss, SearchResult, disjoint
 from schedule.patterns.normalize import normalize
+from schedule.patterns.normalized_nodes import NormalGraph, OpNode
 from schedule.patterns.unify import Unifier
-from schedule.patterns.values import NormalGraph, OpNode
 
 MAX_NEAR_MISSES = 5
 

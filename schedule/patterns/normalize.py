@@ -11,9 +11,9 @@ import torch
 from torch import fx, nn
 
 from schedule.capture import mutates
-from schedule.patterns.effects import is_plain_module
+from schedule.patterns.normalized_nodes import Attr, NormalGraph, OpNode, map_operands
 from schedule.patterns.ops import DEFINITIONS, CannotBind, arguments_of, find_form, operation_of, qualified_name
-from schedule.patterns.values import Attr, NormalGraph, OpNode, map_operands
+from schedule.patterns.side_effects import is_plain_module
 
 _CACHE = "_schedule_normal_graph"
 _SETITEM = (operator.setitem, "__setitem__", "setitem")

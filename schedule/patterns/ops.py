@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from fused.torch_internals.tensors import neural_functions
+from fused.torch_internals.tensor_kinds import neural_functions
 from schedule.capture import functions_called, has_own_forward, is_shipped
 
 REQUIRED = inspect.Parameter.empty

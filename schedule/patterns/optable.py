@@ -16,8 +16,8 @@ from torch import nn
 
 import fused
 from schedule.capture import unchanged
+from schedule.patterns.normalized_nodes import Attr
 from schedule.patterns.ops import ModuleArguments, parse_signature, register_form, register_module, register_op
-from schedule.patterns.values import Attr
 
 
 def _words(text: str) -> list[str]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schedule.patterns.compare import same_kind_matters
+from schedule.patterns.constants import same_kind_matters
 from schedule.patterns.graph_match import NearMiss
-from schedule.patterns.nodes import ChoiceNode
-from schedule.patterns.values import OpNode, is_constant, is_number
+from schedule.patterns.normalized_nodes import OpNode, is_constant, is_number
+from schedule.patterns.pattern_nodes import ChoiceNode
 
 Pair = tuple[Any, Any]
 

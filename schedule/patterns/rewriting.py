@@ -20,11 +20,11 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.capture import TensorSpec, updated_state
-from schedule.patterns.copying import Erased, Follower, LostNode, copy_graph, erased, split_linear
+from schedule.patterns.graph_copies import Erased, Follower, LostNode, copy_graph, erased, split_linear
 from schedule.patterns.graph_match import GraphMatch
 from schedule.patterns.hazards import Hazards, check_region, plan_hoist
+from schedule.patterns.normalized_nodes import Attr
 from schedule.patterns.saving import refuse_saving
-from schedule.patterns.values import Attr
 from schedule.util.errors import MatchError
 from schedule.util.wording import counted
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from torch import fx
 
-from schedule.patterns.compare import (
+from schedule.patterns.compiling import Pattern
+from schedule.patterns.constants import (
     congruent,
     describe,
     reads_dtype,
@@ -18,10 +19,9 @@ from schedule.patterns.compare import (
     same_kind_matters,
     same_swapped_dims,
 )
-from schedule.patterns.compiling import Pattern
-from schedule.patterns.nodes import CallNode, ChoiceNode, InputNode, ScalarNode
+from schedule.patterns.normalized_nodes import NormalGraph, OpNode, is_constant, operands
+from schedule.patterns.pattern_nodes import CallNode, ChoiceNode, InputNode, ScalarNode
 from schedule.patterns.plans import Failure, Option, Pair, Plan, Point, nested_pairs, other_kind, outwards
-from schedule.patterns.values import NormalGraph, OpNode, is_constant, operands
 
 BUDGET = 20_000
 """Maximum number of comparisons for one anchor; beyond it the search stops and reports a near miss."""

@@ -14,10 +14,10 @@ from torch import fx, nn
 from fused.backends import availability, kernel_store
 from schedule.capture import compiled, pack_graph, unpack_graph
 from schedule.patterns import GraphMatch
-from schedule.patterns.effects import is_plain_module
+from schedule.patterns.normalized_nodes import Attr
 from schedule.patterns.ops import arguments_of, operation_of
 from schedule.patterns.rewriting import Build
-from schedule.patterns.values import Attr
+from schedule.patterns.side_effects import is_plain_module
 from schedule.util.errors import NotApplicable
 
 _OPTIONS: dict[str, Any] = {"fallback_random": True}  # dropout draws the same numbers as uncompiled

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from schedule.core.edits import SetItem
 from schedule.distributed.communication.mesh import check_context
-from schedule.distributed.planning.contexts import context_of, parameters_below
-from schedule.distributed.tensor_parallel.edits import ForgetRun
-from schedule.distributed.tensor_parallel.modules import SHARDING, projection_of
+from schedule.distributed.planning.context_plans import context_of, parameters_below
+from schedule.distributed.tensor_parallel.shard_edits import ForgetRun
+from schedule.distributed.tensor_parallel.sharded_modules import SHARDING, projection_of
 from schedule.distributed.tensor_parallel.state import fresh_sharding, sharded_state
 from schedule.primitives.registry import primitive
 from schedule.primitives.shard import reforward, refuse_inlined

@@ -13,13 +13,13 @@ from schedule.distributed.communication.mesh import (
     has_expert_dimension,
     tensor_parallel,
 )
-from schedule.distributed.planning.contexts import find_contexts
-from schedule.distributed.planning.experts import with_expert_parallel
-from schedule.distributed.planning.plan import with_parallel_loss
+from schedule.distributed.planning.context_plans import find_contexts
+from schedule.distributed.planning.expert_plans import with_expert_parallel
+from schedule.distributed.planning.plan_data import with_parallel_loss
 from schedule.distributed.planning.plan_steps import EXPERTS
 from schedule.distributed.planning.planner import find_plan
 from schedule.distributed.planning.sequence import with_sequence_parallel
-from schedule.distributed.tensor_parallel.modules import ATTENTION, LEFT, stays_call
+from schedule.distributed.tensor_parallel.sharded_modules import ATTENTION, LEFT, stays_call
 from schedule.distributed.tensor_parallel.state import Sharded, sharded_state
 from schedule.primitives.context_parallel import run_on_parts
 from schedule.primitives.registry import primitive, query
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from schedule.core.node import Node
     from schedule.distributed.communication.mesh import TensorParallel
-    from schedule.distributed.planning.plan import Plan
+    from schedule.distributed.planning.plan_data import Plan
 
 
 @query

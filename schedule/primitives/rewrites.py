@@ -21,8 +21,8 @@ from schedule.patterns.rewriting import Build
 from schedule.primitives.splicing import MatchGroup, rewritten, splice_in
 from schedule.rules import Rule
 from schedule.rules.applying import find_all
-from schedule.rules.registry import RULES
 from schedule.rules.rule import spec_of
+from schedule.rules.rule_registry import RULES
 from schedule.util.errors import NotApplicable
 
 Item = tuple[Any, Sequence[Site]]

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from schedule.core.edits import SetItem, SetSpecializations
 from schedule.distributed.tensor_parallel.callers import WrapForward
 from schedule.distributed.tensor_parallel.conflicts import check_split
-from schedule.distributed.tensor_parallel.edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
 from schedule.distributed.tensor_parallel.forwards import sharded_specializations
-from schedule.distributed.tensor_parallel.modules import (
+from schedule.distributed.tensor_parallel.parameters import ShardedTensor, owners
+from schedule.distributed.tensor_parallel.shard_edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
+from schedule.distributed.tensor_parallel.sharded_modules import (
     COLUMN,
     SHARDING,
     Split,
@@ -20,7 +21,6 @@ from schedule.distributed.tensor_parallel.modules import (
     projection_of,
     sharding_of,
 )
-from schedule.distributed.tensor_parallel.parameters import ShardedTensor, owners
 from schedule.distributed.tensor_parallel.state import fresh_sharding, sharded_state
 from schedule.distributed.tensor_parallel.wrapped import ShardedForward
 from schedule.primitives.registry import primitive
@@ -30,7 +30,7 @@ from schedule.util.errors import NotApplicable, ShardError
 if TYPE_CHECKING:
     from schedule.core.history import Edit
     from schedule.core.node import Node
-    from schedule.distributed.tensor_parallel.modules import ModuleSharding, Split
+    from schedule.distributed.tensor_parallel.sharded_modules import ModuleSharding, Split
     from schedule.distributed.tensor_parallel.state import Sharded
 
 

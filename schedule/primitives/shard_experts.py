@@ -9,10 +9,10 @@ from torch import nn
 
 from schedule.core.edits import SetItem
 from schedule.distributed.communication.mesh import expert_parallel, expert_ranks
-from schedule.distributed.tensor_parallel.edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
 from schedule.distributed.tensor_parallel.expert_proof import experts_of
-from schedule.distributed.tensor_parallel.modules import SHARDING, ModuleSharding, Split, sharding_of
 from schedule.distributed.tensor_parallel.parameters import ShardedTensor, check_untied
+from schedule.distributed.tensor_parallel.shard_edits import ConvertOnLoad, ForgetRun, FreeWhole, ShardParameter
+from schedule.distributed.tensor_parallel.sharded_modules import SHARDING, ModuleSharding, Split, sharding_of
 from schedule.distributed.tensor_parallel.state import sharded_state
 from schedule.primitives.registry import primitive
 from schedule.primitives.shard import reforward, refuse_inlined, refuse_rewritten

@@ -19,8 +19,9 @@ from schedule.distributed.tensor_parallel.conflicts import (
     check_output_gradient,
     check_sync,
 )
-from schedule.distributed.tensor_parallel.edits import ForgetRun
-from schedule.distributed.tensor_parallel.modules import (
+from schedule.distributed.tensor_parallel.reshardings import check_layout, check_recorded, check_together, composed
+from schedule.distributed.tensor_parallel.shard_edits import ForgetRun
+from schedule.distributed.tensor_parallel.sharded_modules import (
     COLUMN,
     MEANS,
     OWN,
@@ -32,7 +33,6 @@ from schedule.distributed.tensor_parallel.modules import (
     sharding_of,
     sync_key,
 )
-from schedule.distributed.tensor_parallel.reshardings import check_layout, check_recorded, check_together, composed
 from schedule.distributed.tensor_parallel.state import fresh_sharding, sharded_state
 from schedule.primitives.registry import primitive
 from schedule.primitives.shard import reforward, refuse_inlined, refuse_rewritten
@@ -40,7 +40,7 @@ from schedule.util.errors import ShardError, TraceError
 
 if TYPE_CHECKING:
     from schedule.core.node import Node
-    from schedule.distributed.tensor_parallel.modules import ModuleSharding, Sync
+    from schedule.distributed.tensor_parallel.sharded_modules import ModuleSharding, Sync
     from schedule.distributed.tensor_parallel.state import Sharded
 
 

@@ -13,10 +13,10 @@ from schedule.core import history
 from schedule.core.matching import Found, Match, Wanted
 from schedule.recipes.describing import Chosen, Refused, Undescribable, described
 from schedule.recipes.recipe import Recipe
-from schedule.recipes.recording import Recorded, placed, selected
+from schedule.recipes.recipe_values import changed, inner
 from schedule.recipes.rolling import renamed, rolled
+from schedule.recipes.step_recording import Recorded, placed, selected
 from schedule.recipes.steps import Call, Find, Step, Undo
-from schedule.recipes.values import changed, inner
 from schedule.util.errors import RecipeError, ScheduleError
 from schedule.verify.bisection import undone
 

@@ -15,7 +15,7 @@ from torch import nn
 from schedule.capture import original_class
 from schedule.core.matching import Found, Match, parallel
 from schedule.patterns import Pattern, call_module
-from schedule.recipes.values import (
+from schedule.recipes.recipe_values import (
     C_MODULES,
     Items,
     Joined,
@@ -29,7 +29,7 @@ from schedule.recipes.values import (
     Value,
 )
 from schedule.rules import Rule
-from schedule.rules.registry import RULES
+from schedule.rules.rule_registry import RULES
 
 
 class Undescribable(Exception):
@@ -90,7 +90,7 @@ def described(value: Any) -> Value:
         return _rule_name(value)
     if isinstance(value, nn.Module):
         return _made(value)
-    if type(value).__name__ == "Plan" and type(value).__module__ == "schedule.distributed.planning.plan":
+    if type(value).__name__ == "Plan" and type(value).__module__ == "schedule.distributed.planning.plan_data":
         return SharingPlan(value.to_json())
     if callable(value):
         return reference_to(value)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fused.whole_files import write_whole
-from schedule.recipes.reading import parsed, steps_of
+from schedule.recipes.recipe_reader import parsed, steps_of
+from schedule.recipes.recipe_values import Reference, Value, inner
 from schedule.recipes.script import script
 from schedule.recipes.steps import VERSION, Call, Find, Step, Undo, finds_used
-from schedule.recipes.values import Reference, Value, inner
 from schedule.util.errors import RecipeError
 
 

@@ -15,8 +15,8 @@ from schedule.primitives.group import Group
 from schedule.primitives.registry import registered
 from schedule.recipes.building import original_name
 from schedule.recipes.recipe import Recipe
+from schedule.recipes.recipe_values import live
 from schedule.recipes.steps import Call, Find, Step, Undo
-from schedule.recipes.values import live
 from schedule.rules import select_rules
 from schedule.util.errors import RecipeError, ScheduleError
 from schedule.util.globs import is_glob

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from schedule.recipes.recipe_values import Arguments, Joined, Made, Picked, changed, inner
 from schedule.recipes.steps import Call, Find, Step, finds_used
-from schedule.recipes.values import Arguments, Joined, Made, Picked, changed, inner
 
 Select = Callable[[str], list[str]]
 """Function from a glob to the paths it selects."""

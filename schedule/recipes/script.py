@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from schedule.primitives.registry import registered
+from schedule.recipes.recipe_values import source
 from schedule.recipes.steps import Call, Find, Step
-from schedule.recipes.values import source
 from schedule.util.globs import is_glob
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from schedule.recipes.values import Picked, Value, inner, source, to_json
+from schedule.recipes.recipe_values import Picked, Value, inner, source, to_json
 
 VERSION = 1
 """Version of the JSON format; newer versions are refused."""

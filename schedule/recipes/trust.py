@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from schedule.recipes.recipe import Recipe
-from schedule.recipes.values import Reference
+from schedule.recipes.recipe_values import Reference
 from schedule.util.errors import RecipeError
 
 _FUNCTIONS = ("fused", "torch.nn", "torch.nn.functional")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from schedule.distributed.tensor_parallel.modules import is_sharded
+from schedule.distributed.tensor_parallel.sharded_modules import is_sharded
 from schedule.report.costs import Cost, TimeRatio, measure, step_seconds
 from schedule.util.errors import NotApplicable
 from schedule.util.user_code import UserCodeError, user_code

@@ -13,7 +13,7 @@ from schedule.report.costs import Cost, TimeRatio
 from schedule.report.entries import STATUSES, Entry
 from schedule.util.named_values import batch_text, dtype_text
 from schedule.util.wording import counted, seconds_text, size_text
-from schedule.verify.report import EquivalenceReport
+from schedule.verify.equivalence_report import EquivalenceReport
 
 Tone = Literal["good", "bad", "neutral"]
 _TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no clear difference": "neutral"}

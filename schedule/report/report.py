@@ -27,8 +27,8 @@ from schedule.util.internal_errors import INTERNAL
 from schedule.util.printing import in_progress, printed, terminal_width
 from schedule.util.templating import rendered
 from schedule.util.wording import counted
-from schedule.verify.report import EquivalenceReport
-from schedule.verify.scheduled import Verification
+from schedule.verify.equivalence_report import EquivalenceReport
+from schedule.verify.verification import Verification
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,10 +5,10 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     attention,
     attention_softmax,
     batch_norm,
+    batch_norm_folding,
     bias_activation,
     bias_dropout,
     cross_entropy,
-    folding,
     gated,
     gated_residual,
     group_norm,
@@ -24,7 +24,8 @@ from schedule.rules import (  # noqa: F401 - they register their rules
     unit_scale,
 )
 from schedule.rules.proof import ProofFailure, prove
-from schedule.rules.registry import (
+from schedule.rules.rule import Build, Judge, Proof, Rule
+from schedule.rules.rule_registry import (
     list_rules,
     listed,
     register_rule,
@@ -34,7 +35,6 @@ from schedule.rules.registry import (
     unknown_rule,
     unregister_rule,
 )
-from schedule.rules.rule import Build, Judge, Proof, Rule
 
 __all__ = [
     "Build",

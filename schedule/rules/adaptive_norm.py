@@ -21,8 +21,8 @@ import fused
 from schedule.patterns import GraphMatch
 from schedule.rules import norms
 from schedule.rules.casts import Value, floating
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "adaptive_layer_norm"

@@ -54,10 +54,10 @@ from schedule.rules.attention_products import (
 )
 from schedule.rules.attention_softmax import with_sink
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast
-from schedule.rules.registry import register_rule
+from schedule.rules.constant_sizes import is_last_one
+from schedule.rules.result_strides import told_apart
 from schedule.rules.rule import Proof, Rule, spec_of
-from schedule.rules.sizes import is_last_one
-from schedule.rules.strides import told_apart
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "attention"

@@ -26,13 +26,13 @@ import fused
 from fused.softmax import reciprocal
 from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, any_of, optional, scalar, tensor
+from schedule.patterns.match_regions import RETURNED
 from schedule.patterns.ops import find_form
-from schedule.patterns.regions import RETURNED
 from schedule.rules.attention_inputs import fill_number, filled, filling, where_filled
 from schedule.rules.casts import FLOATS, Dtypes, Value, cast, cast_node
-from schedule.rules.registry import register_rule
+from schedule.rules.constant_sizes import is_last_one
 from schedule.rules.rule import DEFAULT, Proof, Rule, spec_of
-from schedule.rules.sizes import is_last_one
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.softmax_forms import FORMS, tensors_of
 from schedule.rules.thresholds import small
 

@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fused
-from fused.torch_internals.modules import BatchNormBase
+from fused.torch_internals.torch_modules import BatchNormBase
 from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, call_module, scalar
 from schedule.patterns.language import call_function
 from schedule.rules.activations import clipped_at_6, gelu_tanh, swish
 from schedule.rules.casts import Value, floating
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "batch_norm"

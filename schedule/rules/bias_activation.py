@@ -35,8 +35,8 @@ from schedule.rules.activations import (
     tanh_of_square,
 )
 from schedule.rules.casts import Value
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import Judge, Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "bias_activation"

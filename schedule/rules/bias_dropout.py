@@ -21,8 +21,8 @@ from torch import Tensor, fx
 import fused
 from schedule.patterns import GraphMatch, scalar
 from schedule.rules.casts import Dtypes, Value, floating
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import DEFAULT, Proof, Rule
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "bias_dropout"

@@ -30,8 +30,8 @@ from schedule.rules.loss_patterns import (
     row_losses,
     rows_of,
 )
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import DEFAULT, Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "loss"

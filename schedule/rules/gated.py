@@ -39,9 +39,9 @@ from schedule.rules.activations import (
     tanh_of_square,
 )
 from schedule.rules.casts import Dtypes, Value, floating
-from schedule.rules.registry import register_rule
+from schedule.rules.constant_sizes import is_width_fixed
 from schedule.rules.rule import DEFAULT, Proof, Rule
-from schedule.rules.sizes import is_width_fixed
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "gated_mlp"

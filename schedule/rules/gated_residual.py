@@ -22,8 +22,8 @@ import fused
 from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch
 from schedule.rules.casts import Value, floating
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "gated_residual"

@@ -22,8 +22,8 @@ import fused
 from schedule.patterns import GraphMatch, scalar, tensor
 from schedule.rules.activations import gelu_tanh, swish
 from schedule.rules.casts import Value, floating
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "group_norm"

@@ -27,8 +27,8 @@ from schedule.rules import norms
 from schedule.rules.casts import Dtypes, Value, cast, with_dtype
 from schedule.rules.norms import row, wide
 from schedule.rules.recomputation_cost import costly_again
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import DEFAULT, Build, Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "layer_norm"

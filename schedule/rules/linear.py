@@ -28,8 +28,8 @@ from schedule.patterns import GraphMatch, tensor
 from schedule.patterns.ops import register_form
 from schedule.rules import recomputed_layers
 from schedule.rules.casts import Value, floating
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 
 FAMILY = "linear"
 

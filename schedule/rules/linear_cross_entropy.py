@@ -38,8 +38,8 @@ from schedule.rules import cross_entropy as plain
 from schedule.rules import recomputed_layers
 from schedule.rules.casts import FLOATS, Value
 from schedule.rules.loss_patterns import class_weights, loss_check, loss_options, row_losses, rows_of
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import Form, Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 
 # -- patterns -----------------------------------------------------------------------------------------------
 

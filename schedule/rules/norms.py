@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from schedule.patterns import GraphMatch, scalar, tensor
-from schedule.patterns.effects import effects
+from schedule.patterns.side_effects import effects
 from schedule.rules.casts import Dtypes, Value, cast_node, floating
 from schedule.rules.rule import Form, Judge, spec_of
 

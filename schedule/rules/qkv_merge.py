@@ -22,12 +22,12 @@ from torch import Tensor, fx, nn
 
 from schedule.capture import original_class
 from schedule.patterns import GraphMatch, any_of, call_module, optional, tensor
-from schedule.patterns.values import Attr
+from schedule.patterns.normalized_nodes import Attr
 from schedule.rules.casts import Value, floating
 from schedule.rules.merged_linear import merged_linear
-from schedule.rules.registry import register_rule
+from schedule.rules.result_strides import told_apart
 from schedule.rules.rule import Proof, Rule, spec_of
-from schedule.rules.strides import told_apart
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 COUNTS = (4, 3, 2)

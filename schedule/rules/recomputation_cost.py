@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 
 from schedule.capture import TensorSpec
-from schedule.patterns.values import NormalGraph, OpNode
+from schedule.patterns.normalized_nodes import NormalGraph, OpNode
 
 ELEMENT = 90
 """Multiplications of a product in the time that a fused op takes for an element."""

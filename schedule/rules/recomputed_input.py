@@ -24,15 +24,15 @@ from torch import Tensor, fx
 
 from fused.attention import attention
 from schedule.patterns import GraphMatch
+from schedule.patterns.normalized_nodes import OpNode, operands
 from schedule.patterns.ops import register_form
-from schedule.patterns.values import OpNode, operands
 from schedule.rules import linear, recomputed_layers
+from schedule.rules.batch_norm_folding import convolved
 from schedule.rules.casts import Value, floating
-from schedule.rules.folding import convolved
 from schedule.rules.recomputation_cost import costly_again
 from schedule.rules.recomputed_layers import CONVOLUTIONS
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import Build, Filter, Form, Proof, Rule, every_match
+from schedule.rules.rule_registry import register_rule
 
 FAMILY = "recomputed_input"
 

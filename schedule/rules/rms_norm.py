@@ -25,8 +25,8 @@ from schedule.patterns import GraphMatch, any_of, scalar
 from schedule.rules import norms
 from schedule.rules.casts import Dtypes, Value, cast, must_cast, with_dtype
 from schedule.rules.norms import Norm, row, wide
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import DEFAULT, Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "rms_norm"

@@ -23,8 +23,8 @@ from schedule.patterns import GraphMatch, scalar
 from schedule.rules import norms
 from schedule.rules.casts import Value, floating
 from schedule.rules.norms import row
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "rms_norm"

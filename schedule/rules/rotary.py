@@ -28,9 +28,9 @@ from schedule.capture import TensorSpec, leaves
 from schedule.patterns import GraphMatch, any_of, scalar
 from schedule.rules import rotary_forms as forms
 from schedule.rules.casts import Dtypes, Value, cast, cast_node, floating
-from schedule.rules.registry import register_rule
+from schedule.rules.constant_sizes import is_half, operation, reads_any
 from schedule.rules.rule import DEFAULT, Proof, Rule, spec_of
-from schedule.rules.sizes import is_half, operation, reads_any
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "rotary_embedding"

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, NormalGraph, OpNode, Pattern, compile_pattern
-from schedule.patterns.values import operands
+from schedule.patterns.normalized_nodes import operands
 from schedule.util.errors import MatchError
 from schedule.util.internal_errors import written_for_users
 

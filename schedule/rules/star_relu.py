@@ -20,8 +20,8 @@ import fused
 from schedule.patterns import GraphMatch, tensor
 from schedule.rules.activations import relu_squared
 from schedule.rules.casts import FLOATS, Value, floating
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import DEFAULT, Form, Proof, Rule, spec_of
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "star_relu"

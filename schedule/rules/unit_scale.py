@@ -18,8 +18,8 @@ from torch import Tensor, fx
 
 from schedule.patterns import GraphMatch, scalar
 from schedule.rules.casts import Value, floating
-from schedule.rules.registry import register_rule
 from schedule.rules.rule import DEFAULT, Form, Proof, Rule
+from schedule.rules.rule_registry import register_rule
 
 FAMILY = "unit_scale"
 

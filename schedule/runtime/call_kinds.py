@@ -17,7 +17,7 @@ from fused.torch_internals.modes import (
     innermost_transform,
     overrides_operations,
 )
-from fused.torch_internals.tensors import FakeTensor, FunctionalTensor
+from fused.torch_internals.tensor_kinds import FakeTensor, FunctionalTensor
 from schedule.capture import leaves, tensors
 
 

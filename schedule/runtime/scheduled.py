@@ -21,7 +21,7 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
 from fused.torch_internals.modes import count_dispatch_modes, count_function_modes
-from fused.torch_internals.modules import are_parametrizations_cached
+from fused.torch_internals.torch_modules import are_parametrizations_cached
 from schedule.capture import (
     TRACING,
     GuardMiss,
@@ -34,9 +34,9 @@ from schedule.capture import (
     replayed,
 )
 from schedule.runtime.call_kinds import adapting, are_functions_overridden, is_only_traced, overriding, summary
+from schedule.runtime.call_logs import log_guards, log_missed
 from schedule.runtime.classes import STATE, Owner, put_on, scheduled_class, take_off, wraps_forward
 from schedule.runtime.dispatch import Declined, Select, Selected, generated_check, generated_select
-from schedule.runtime.logs import log_guards, log_missed
 from schedule.util.internal_errors import INTERNAL, InternalError, contained, is_generated, own_errors, perform
 from schedule.util.logs import is_on, log
 

@@ -12,7 +12,7 @@
 With pytest, the fixture ``golden`` compares with files beside the test; ``pytest --update-golden`` writes them.
 """
 
-from schedule.testing.equivalence import assert_equivalent
-from schedule.testing.graphs import Traced, assert_graph_matches, assert_graphs_equal, graph_of
+from schedule.testing.graph_equality import Traced, assert_graph_matches, assert_graphs_equal, graph_of
+from schedule.testing.model_equality import assert_equivalent
 
 __all__ = ["Traced", "assert_equivalent", "assert_graph_matches", "assert_graphs_equal", "graph_of"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from schedule.batches import other_shapes
 from schedule.verify.equivalence import equivalent
-from schedule.verify.report import CaseResult, Deviation, EquivalenceReport
-from schedule.verify.scheduled import Verification, verify
+from schedule.verify.equivalence_report import CaseResult, Deviation, EquivalenceReport
 from schedule.verify.tolerances import TOLERANCES, Tolerance
+from schedule.verify.verification import Verification, verify
 
 __all__ = [
     "TOLERANCES",

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from schedule.util.named_values import Plain, limit_of
+from schedule.verify.equivalence_report import Deviation, missing
 from schedule.verify.observe import Named, Observation, as_real, largest_rms, rms
-from schedule.verify.report import Deviation, missing
 from schedule.verify.tolerances import Tolerance
 
 _SPREAD = 0.25

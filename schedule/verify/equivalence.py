@@ -19,8 +19,8 @@ from schedule.util.named_values import named_tensors, shapes_of
 from schedule.util.user_code import UserCodeError, raised_by, refused_batch, user_code
 from schedule.util.wording import counted
 from schedule.verify.compare import SECOND, TRAINED, compare
+from schedule.verify.equivalence_report import CaseResult, Deviation, EquivalenceReport, missing
 from schedule.verify.observe import Case, Mode, Observation, OptimizerFactory, Weights, observe
-from schedule.verify.report import CaseResult, Deviation, EquivalenceReport, missing
 from schedule.verify.tolerances import Tolerance, tolerance_for
 
 

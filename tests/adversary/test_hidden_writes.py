@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fused
 import schedule
-from fused.torch_internals.tensors import ObservingFakeMode
+from fused.torch_internals.tensor_kinds import ObservingFakeMode
 
 
 class Changes(nn.Module):

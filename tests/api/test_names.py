@@ -18,7 +18,7 @@ import fused
 import fxschedule
 import schedule
 from schedule.api.simulate import simulate
-from schedule.testing.graphs import graph_of
+from schedule.testing.graph_equality import graph_of
 from schedule.util.wording import bytes_of
 from schedule.verify.tolerances import tolerance_for
 from tests.small import bias_gelu, ids, small

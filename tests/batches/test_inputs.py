@@ -12,7 +12,7 @@ from torch import nn
 
 import schedule
 from schedule.batches import example_inputs
-from schedule.batches.configs import Configs
+from schedule.batches.config_values import Configs
 from schedule.util.errors import NotApplicable
 from tests.fingerprint import fingerprint
 from tests.needs import needs, needs_architectures, needs_default_qwen2_vl

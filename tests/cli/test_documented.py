@@ -11,7 +11,7 @@ import transformers as hf
 from torch import nn
 
 from fxschedule.cli.documented import Documented, documented, documented_inputs
-from schedule.batches.configs import Configs
+from schedule.batches.config_values import Configs
 from schedule.util.errors import NotApplicable
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import schedule
 from schedule.api.simulate import Simulation, simulate
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 

@@ -20,7 +20,7 @@ import schedule
 from schedule.api.simulate import simulate
 from schedule.distributed import full_tensor
 from schedule.distributed.communication.groups import Collective
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 from schedule.distributed.tensor_parallel import contexts
 from schedule.tuning import Shape
 from schedule.tuning.cost_model import context_bytes

@@ -23,7 +23,7 @@ from schedule.distributed import clip_grad_norm_, full_tensor, mixed_parameters
 from schedule.distributed.communication.chunks import chunk_bounds
 from schedule.distributed.communication.groups import SimulatedRanks
 from schedule.distributed.communication.mesh import SimulatedMesh
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 from schedule.distributed.planning.plan_steps import EXPERTS as EXPERTS_KIND
 from tests.distributed import launch
 from tests.distributed.models import digest, initialized

@@ -10,7 +10,7 @@ from transformers.models.falcon.modeling_falcon import FalconLinear
 
 from schedule.api.simulate import planned
 from schedule.distributed.tensor_parallel.linears import computes_linear
-from schedule.distributed.tensor_parallel.modules import LINEAR, projection_of
+from schedule.distributed.tensor_parallel.sharded_modules import LINEAR, projection_of
 
 
 class Initialized(nn.Linear):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import schedule
 from schedule.api.simulate import simulate
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 from schedule.distributed.planning.plan_steps import HEADS
-from schedule.distributed.tensor_parallel.modules import MEANS
+from schedule.distributed.tensor_parallel.sharded_modules import MEANS
 from schedule.util.errors import ShardError
 from tests.distributed.constructs import Attention, Wrapper, X, planned, sharded
 

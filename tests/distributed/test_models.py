@@ -27,7 +27,7 @@ from transformers import (
 import fused
 import schedule
 from schedule.distributed import full_tensor, mixed_parameters
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 from tests.distributed import launch
 from tests.zoo import batch, build
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import schedule
 from schedule.api.simulate import simulate
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 from schedule.distributed.planning.plan_steps import moved
 from schedule.util.errors import NotApplicable, ShardError
 from tests.distributed.blocks import Gated, Mlp

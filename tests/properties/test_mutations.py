@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from schedule.core.edits import SetItem, SetSpecializations
 from schedule.primitives.registry import registered
-from schedule.rules.registry import RULES
+from schedule.rules.rule_registry import RULES
 from tests.properties import actions
 from tests.properties.modules import model_of
 from tests.properties.running import Step, check

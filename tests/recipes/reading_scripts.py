@@ -10,8 +10,8 @@ from torch import fx, nn
 
 import schedule
 from schedule import Recipe, call_module
+from schedule.recipes.recipe_values import live
 from schedule.recipes.steps import Call, Find, Step, Undo
-from schedule.recipes.values import live
 from schedule.util.globs import is_glob
 
 IN_A_GLOB = 2

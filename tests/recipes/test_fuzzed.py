@@ -38,7 +38,7 @@ LEADS += (
     "fused",
     "fused.backends.kernel_store",
     "schedule",
-    "schedule.recipes.files",
+    "schedule.recipes.recipe_files",
     "importlib",
     "runpy",
     "torch.nn",

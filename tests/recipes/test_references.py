@@ -17,7 +17,7 @@ import fused
 import schedule
 from fxschedule.cli.output import CommandError
 from fxschedule.cli.recipes import read
-from schedule.recipes.values import Made, Reference
+from schedule.recipes.recipe_values import Made, Reference
 from schedule.util.errors import RecipeError
 from tests.small import Mlp, bias_gelu
 
@@ -35,11 +35,11 @@ REFUSED = [
     "fused.backends.kernel_store:os",
     "torch.nn.functional:torch.os.system",
     "torch:os.system",
-    "schedule.recipes.files:json.loads",
+    "schedule.recipes.recipe_files:json.loads",
     "fused.backends.kernel_store:hashlib.sha256",
     "fused.backends.kernel_store:Path",
     "torch.nn.modules.module:OrderedDict",
-    "schedule.recipes.values:json.dumps",
+    "schedule.recipes.recipe_values:json.dumps",
     "torch:nn.Identity",
     "os:system",
     "builtins:exec",
@@ -47,7 +47,7 @@ REFUSED = [
     "builtins:open",
     "builtins:__import__",
     "torch:float32",
-    "schedule.recipes.values:C_MODULES",
+    "schedule.recipes.recipe_values:C_MODULES",
     "no.such.module:name",
 ]
 

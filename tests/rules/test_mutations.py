@@ -19,9 +19,9 @@ from schedule.rules import Rule, prove, select_rules
 from schedule.rules.adaptive_norm import ADAPTIVE_LAYER_NORM
 from schedule.rules.attention_softmax import ATTENTION_SOFTMAX
 from schedule.rules.batch_norm import BATCH_NORM_ADD, BATCH_NORM_RELU, BATCH_NORM_SILU
+from schedule.rules.batch_norm_folding import CONV_BATCH_NORM, CONV_BATCH_NORM_RELU
 from schedule.rules.bias_activation import GELU_TANH, MISH
 from schedule.rules.bias_dropout import BIAS_DROPOUT, BIAS_DROPOUT_ADD
-from schedule.rules.folding import CONV_BATCH_NORM, CONV_BATCH_NORM_RELU
 from schedule.rules.gated import SILU
 from schedule.rules.gated_residual import GATED_RESIDUAL
 from schedule.rules.group_norm import GROUP_NORM_SCALE_SHIFT, GROUP_NORM_SILU

@@ -18,8 +18,8 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from fxschedule.cli.documented import documented_inputs
-from fxschedule.cli.tiny.batches import repaired
-from fxschedule.cli.tiny.configs import CATEGORIES, Config, shrink
+from fxschedule.cli.tiny.repairs import repaired
+from fxschedule.cli.tiny.small_configs import CATEGORIES, Config, shrink
 from schedule.batches import Inputs
 from schedule.util.errors import NotApplicable
 from tests.sweep import beyond

@@ -32,8 +32,8 @@ from schedule.util.errors import ScheduleError, TraceError, VerificationError
 from schedule.util.generators import seed_all
 from schedule.util.named_values import call, named_values
 from schedule.verify.equivalence import equivalent
+from schedule.verify.equivalence_report import EquivalenceReport
 from schedule.verify.preserve import preserved
-from schedule.verify.report import EquivalenceReport
 from tests.sweep import REFUSALS
 from tests.sweep.models import Built, NotBuilt, build
 from tests.sweep.rounding import is_rounding

@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from fxschedule.cli.documented import documented_inputs
-from fxschedule.cli.tiny.batches import repaired
+from fxschedule.cli.tiny.repairs import repaired
 from schedule.batches import Inputs
 from schedule.capture.recording.recording import undisturbed
 from schedule.capture.recording.structure import leaves

@@ -21,10 +21,10 @@ from schedule.api.simulate import Simulation, simulate
 from schedule.batches import Inputs
 from schedule.capture.recording.recording import Call, record
 from schedule.capture.recording.structure import TensorSpec, leaves, map_structure
-from schedule.distributed.planning.plan import Plan, common_path
+from schedule.distributed.planning.plan_data import Plan, common_path
 from schedule.distributed.planning.plan_steps import EXPERTS, HEADS, VOCABULARY, Group
 from schedule.distributed.tensor_parallel.expert_proof import has_experts
-from schedule.distributed.tensor_parallel.modules import MEANS, ROW, projection_of, role_of
+from schedule.distributed.tensor_parallel.sharded_modules import MEANS, ROW, projection_of, role_of
 from tests.sweep.models import NotBuilt, model_class
 from tests.sweep.one import Outcome, staged
 from tests.sweep.rounding import widened

@@ -66,7 +66,7 @@ SCHEDULING = (
     # what optimize does before it looks at the model
     "schedule.core.node:Tree._at",
     "schedule.core.history:History.__init__",
-    "schedule.rules.registry:select_rules",
+    "schedule.rules.rule_registry:select_rules",
     # capture: the recorded run
     "schedule.capture.recording.recording:recorded",
     "schedule.capture.recording.recording:Recording.describe",
@@ -92,7 +92,7 @@ SCHEDULING = (
     "schedule.capture.python.attribute_reads:AttributeReads.default_attr",
     "schedule.capture.python.attribute_reads:AttributeReads._bind",
     "schedule.capture.python.item_reads:ItemReads.item",
-    "schedule.capture.python.reads:Reads.read",
+    "schedule.capture.python.state_reads:Reads.read",
     "schedule.capture.guards.resolution:found_in",
     "schedule.capture.python.instrument:instrumented",
     "schedule.capture.guards.plain_values:is_atom",
@@ -107,7 +107,7 @@ SCHEDULING = (
     # patterns and rules
     "schedule.patterns.normalize:normalize",
     "schedule.patterns.matcher:search",
-    "schedule.patterns.effects:effects",
+    "schedule.patterns.side_effects:effects",
     "schedule.patterns.rewriting:rewrite_in_place",
     "schedule.rules.applying:find_all",
     "schedule.rules.applying:_rejected",

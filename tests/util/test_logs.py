@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fused
 import schedule
-from fused.backends.registry import OPS
+from fused.backends.backend_registry import OPS
 from schedule.util.logs import SUBJECTS, set_logs
 
 

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from schedule.core.node import Node, Tree
-from schedule.recipes.recording import recorded
+from schedule.recipes.step_recording import recorded
 
 VOCABULARY = 61
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from schedule.verify import equivalence, equivalent
 from schedule.verify.compare import TRAINED
 from schedule.verify.equivalence import TELL_NOTHING, check_case
+from schedule.verify.equivalence_report import Deviation, EquivalenceReport
 from schedule.verify.observe import Case, observe
-from schedule.verify.report import Deviation, EquivalenceReport
 from schedule.verify.tolerances import tolerance_for
 
 

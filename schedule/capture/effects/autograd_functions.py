@@ -30,7 +30,7 @@ from fused.torch_internals.modes import (
     is_torch_function_disabled,
 )
 from schedule.capture.effects.writes import written_tensors
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.capture.recording.structure import leaves, map_structure
 from schedule.capture.recording.user_lines import user_line
 from schedule.util.errors import TraceError

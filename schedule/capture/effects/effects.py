@@ -1,6 +1,6 @@
 """Side effects of a node, judged by torch's naming conventions.
 
-:mod:`schedule.patterns.effects` refines this by the vocabulary of operations and by modules.
+:mod:`schedule.patterns.side_effects` refines this by the vocabulary of operations and by modules.
 
 Numbers that a forward draws outside of torch, as for LayerDrop by ``random.uniform`` or ``numpy.random.uniform``.
 """

@@ -20,8 +20,8 @@ import torch
 from torch import fx, nn
 
 from fused.torch_internals.modes import DisableTorchFunction
-from fused.torch_internals.modules import DropoutBase
-from fused.torch_internals.tensors import storage_of
+from fused.torch_internals.tensor_kinds import storage_of
+from fused.torch_internals.torch_modules import DropoutBase
 from schedule.capture.effects.effects import runs_other_code
 from schedule.capture.effects.later_reads import with_checks
 from schedule.capture.guards.own_forward import CALL_NAMES, has_own_forward, methods_called

@@ -21,7 +21,7 @@ from torch import fx
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.effects.effects import ASSUMED, IS_PLAIN, QUIET, graph_check, is_dict
 from schedule.capture.graph.escaped_containers import CONTAINER, contents, is_same, refuse_changed
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.capture.guards.plain_values import Tracked
 from schedule.capture.recording.structure import map_structure, rebuilt_mapping, rebuilt_sequence
 from schedule.capture.recording.user_lines import user_line

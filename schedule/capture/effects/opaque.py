@@ -23,7 +23,7 @@ from schedule.capture.effects.object_containers import ObjectContainers, Tracked
 from schedule.capture.effects.question_methods import may_change
 from schedule.capture.effects.restoring import parts_of, versions
 from schedule.capture.graph.scalars import scalar_of
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.capture.guards.plain_values import CONTAINERS, Placeholder, is_array, is_atom
 from schedule.capture.recording.structure import map_structure
 from schedule.capture.recording.user_lines import user_line

@@ -18,7 +18,7 @@ from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fused.torch_internals.modes import set_grad_enabled
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 
 
 class _Open(threading.local):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fused.torch_internals.modules import DropoutBase
+from fused.torch_internals.torch_modules import DropoutBase
 from schedule.capture.effects.layers import is_plain, writes_own
 from schedule.capture.effects.restoring import Restore, restoring
 from schedule.capture.recording.interception import intercepted_calls

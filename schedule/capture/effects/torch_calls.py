@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fused.torch_internals.tensors import TENSOR_MODULE, DataDependentOutputException, DynamicOutputShapeException
+from fused.torch_internals.tensor_kinds import TENSOR_MODULE, DataDependentOutputException, DynamicOutputShapeException
 from schedule.capture.effects.result_kinds import LAYOUT, PROPERTIES
 from schedule.capture.recording.structure import tensors
 from schedule.util.internal_errors import perform

@@ -16,9 +16,9 @@ from torch import fx
 
 from fused.torch_internals.modes import DisableTorchFunction
 from fused.torch_internals.schemas import is_custom
-from fused.torch_internals.tensors import storage_of
+from fused.torch_internals.tensor_kinds import storage_of
 from schedule.capture.effects.effects import changed, has_effect, uses_random
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.capture.recording.data_dependence import decided
 from schedule.capture.recording.structure import TensorSpec, leaves
 from schedule.capture.recording.user_lines import user_line

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.util.internal_errors import perform
 
 Number = int | float | bool

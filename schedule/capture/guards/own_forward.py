@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from fused.assumptions import holds
-from fused.torch_internals.modules import MODULE_CALLS
+from fused.torch_internals.torch_modules import MODULE_CALLS
 from schedule.capture.guards.resolution import found_in
 
 CALL_NAMES = ("__call__", "_wrapped_call_impl", "_call_impl")

@@ -9,7 +9,7 @@ list, assigns it, and changes it where the forward does; and it checks that othe
 
 They are read back during tracing. The graph executes them at its end, or where the forward does if other code runs
 afterwards that may read them: a submodule, its hooks, a method of an object. If a check in the graph fails, they are
-undone (:mod:`schedule.capture.specializing.trials`).
+undone (:mod:`schedule.capture.specializing.rollback`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from schedule.capture.effects.effects import graph_check, runs_other_code
 from schedule.capture.effects.later_reads import LaterReads, check_same
 from schedule.capture.graph.escaped_containers import contents, refuse_changed
 from schedule.capture.graph.scalars import scalar_of
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.capture.guards.plain_values import is_atom, same
 from schedule.capture.guards.sources import DictOf, Item, Source, described, submodule_path
-from schedule.capture.python.reads import Reads
+from schedule.capture.python.state_reads import Reads
 from schedule.capture.recording.structure import leaves
 from schedule.util.errors import TraceError
 from schedule.util.nodes import last_node

@@ -21,7 +21,7 @@ from schedule.capture.guards.resolution import ABSENT, class_of, found_in, is_mu
 from schedule.capture.guards.sources import Attr, Const, DictOf, Item, Source
 from schedule.capture.python.assignments import Assignments
 from schedule.capture.python.instrument import is_instrumented
-from schedule.capture.python.reads import Reads
+from schedule.capture.python.state_reads import Reads
 from schedule.util.internal_errors import as_python_does, perform, raise_if_own
 
 TABLES = ("_parameters", "_buffers", "_modules")

@@ -28,7 +28,7 @@ from schedule.capture.guards.plain_values import is_atom, is_plain_content, snap
 from schedule.capture.guards.resolution import class_of
 from schedule.capture.guards.sources import Attr, Const, Item, Source
 from schedule.capture.python import native_calls as masks
-from schedule.capture.python.following import Followed, Handler
+from schedule.capture.python.handler_table import Followed, Handler
 from schedule.capture.python.instrument import NoSource, instrumented, is_instrumented
 from schedule.capture.python.native_calls import NativeCalls, container_method, equal, fields_of, initialize
 from schedule.capture.python.native_queries import KNOWN_MANAGERS, SYMBOLIC, name_of

@@ -22,7 +22,7 @@ from schedule.capture.guards.resolution import ABSENT
 from schedule.capture.guards.sources import Attr, Const, Item
 from schedule.capture.python.assignments import Assignments
 from schedule.capture.python.calling import Calling
-from schedule.capture.python.following import Followed, Handler
+from schedule.capture.python.handler_table import Followed, Handler
 from schedule.capture.python.operators import plain
 from schedule.capture.python.protected import Protected
 from schedule.capture.recording.structure import original_class

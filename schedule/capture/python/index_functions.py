@@ -17,11 +17,11 @@ import torch
 from torch import fx, nn
 
 from fused.torch_internals.modes import DisableTorchFunction
-from fused.torch_internals.tensors import FakeTensor
+from fused.torch_internals.tensor_kinds import FakeTensor
 from schedule.capture.effects.autograd_functions import writes
 from schedule.capture.effects.effects import has_effect, is_local, uses_random
 from schedule.capture.graph.output_structure import structure
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.capture.python.instrument import original_code
 from schedule.capture.recording.data_dependence import is_shaped_by_data
 from schedule.capture.recording.structure import TensorSpec, leaves

@@ -24,8 +24,8 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from fused.torch_internals.modes import DisableTorchFunction, count_function_modes
-from fused.torch_internals.modules import MODULE_CALLS
-from fused.torch_internals.tensors import FakeTensor, parse_to
+from fused.torch_internals.tensor_kinds import FakeTensor, parse_to
+from fused.torch_internals.torch_modules import MODULE_CALLS
 from schedule.capture.effects.object_containers import TrackedList
 from schedule.capture.effects.opaque import _Watched, called_on
 from schedule.capture.effects.result_kinds import PROPERTIES
@@ -36,9 +36,9 @@ from schedule.capture.guards.plain_values import Tracked, is_atom
 from schedule.capture.guards.resolution import class_of
 from schedule.capture.guards.sources import Attr, Const, DictOf, Item, described
 from schedule.capture.python.evaluator import Evaluator
-from schedule.capture.python.following import HANDLERS, Handler, handles
+from schedule.capture.python.handler_table import HANDLERS, Handler, handles
 from schedule.capture.python.operators import COMPARING
-from schedule.capture.python.reads import Reads
+from schedule.capture.python.state_reads import Reads
 from schedule.util.copying import copied
 from schedule.util.internal_errors import perform, raise_if_own
 

@@ -17,7 +17,7 @@ from torch import fx
 
 from fused.assumptions import holds
 from schedule.capture.effects.effects import QUIET, is_pure_query, runs_other_code
-from schedule.capture.python.reads import Reads
+from schedule.capture.python.state_reads import Reads
 from schedule.capture.recording.structure import TensorSpec, leaves
 from schedule.capture.shapes.size_rules import size_read
 from schedule.util.errors import ScheduleError

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fused.torch_internals.modules import has_global_hooks
+from fused.torch_internals.torch_modules import has_global_hooks
 
 _ON_ALL = (
     "_global_forward_hooks",

@@ -25,8 +25,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fused.linear import linear
 from fused.torch_internals.modes import DisableTorchFunction, EnableTorchFunction
-from fused.torch_internals.modules import are_parametrizations_cached
-from fused.torch_internals.tensors import FakeTensor, FakeTensorMode, ObservingFakeMode
+from fused.torch_internals.tensor_kinds import FakeTensor, FakeTensorMode, ObservingFakeMode
+from fused.torch_internals.torch_modules import are_parametrizations_cached
 from schedule.capture.recording.data_dependence import Seen, depends_on_data, writes_number
 from schedule.capture.recording.interception import intercepted_calls
 from schedule.capture.recording.structure import Path, TensorSpec, leaves, map_structure, tensors

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import fx, nn
 
-from fused.torch_internals.tensors import SymbolicSizes
+from fused.torch_internals.tensor_kinds import SymbolicSizes
 from schedule.capture.effects.effects import has_effect
 from schedule.capture.graph.scalars import scalar_of, symbolic
-from schedule.capture.graph.trace import Sizes
+from schedule.capture.graph.trace_interface import Sizes
 from schedule.capture.guards.own_forward import has_own_forward
 from schedule.capture.guards.plain_values import is_atom
 from schedule.capture.recording.hooks import is_hooked

@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.nn.modules import conv, pooling
 
 from schedule.capture.graph.scalars import scalar_of
-from schedule.capture.graph.trace import Sizes
+from schedule.capture.graph.trace_interface import Sizes
 from schedule.capture.guards.own_forward import has_own_forward
 from schedule.capture.recording.structure import TensorSpec
 

@@ -20,7 +20,7 @@ from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.effects import torch_calls as metadata
 from schedule.capture.effects.effects import changed
 from schedule.capture.graph.scalars import scalar_of, symbolic
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.capture.guards.own_forward import has_own_forward, is_projection
 from schedule.capture.recording.hooks import is_hooked
 from schedule.capture.recording.structure import TensorSpec

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fused.torch_internals.tensors import FakeTensor
+from fused.torch_internals.tensor_kinds import FakeTensor
 from schedule.capture.snapshots.run_effects import MISSING, Entry
 from schedule.util.named_values import named_tensors
 

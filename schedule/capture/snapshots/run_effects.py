@@ -12,7 +12,7 @@ import torch
 
 from fused.torch_internals.modes import PassiveDispatchMode
 from fused.torch_internals.schemas import OpOverload, written_arguments
-from fused.torch_internals.tensors import FakeTensor, has_own_memory, storage_of
+from fused.torch_internals.tensor_kinds import FakeTensor, has_own_memory, storage_of
 from schedule.util.internal_errors import perform
 
 # -- Entries of dicts ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fused.torch_internals.tensors import has_own_memory, set_version, storage_of
+from fused.torch_internals.tensor_kinds import has_own_memory, set_version, storage_of
 from schedule.capture.snapshots.contents import Difference, Part
 from schedule.capture.snapshots.run_effects import Memory
 

@@ -3,7 +3,7 @@
 A guard says: the graph is valid only if this node computes the recorded value. If the node depends only on sizes of
 inputs, parameters and plain numbers, the guard becomes a Python condition on the arguments. Otherwise a check is
 inserted in the graph, allowed only before any effect that cannot be undone. When it fails, the states of random
-generators and caches are restored (:mod:`schedule.capture.specializing.trials`).
+generators and caches are restored (:mod:`schedule.capture.specializing.rollback`).
 """
 
 from __future__ import annotations

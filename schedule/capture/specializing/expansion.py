@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import fused
-from fused.torch_internals.modules import BatchNormBase, ConvolutionBase
+from fused.torch_internals.torch_modules import BatchNormBase, ConvolutionBase
 from schedule.capture.effects.effects import has_effect
 from schedule.capture.effects.later_reads import LATER, inlined_later
 from schedule.capture.graph.signature import Parameters

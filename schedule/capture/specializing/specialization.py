@@ -32,7 +32,7 @@ from schedule.capture.recording.recording import Call, Recording
 from schedule.capture.recording.structure import TensorSpec, leaves, original_class
 from schedule.capture.specializing.conditions import conditions, kind_conditions
 from schedule.capture.specializing.output_checks import insert_checks
-from schedule.capture.specializing.trials import directly, tried
+from schedule.capture.specializing.rollback import directly, tried
 from schedule.capture.tracing.graph_data import (
     check_spelling,
     has_constants,

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 from torch import fx, nn
 
 from fused.torch_internals.modes import DisableTorchFunction
-from fused.torch_internals.modules import MODULE_CALLS, DropoutBase
-from fused.torch_internals.tensors import storage_of
+from fused.torch_internals.tensor_kinds import storage_of
+from fused.torch_internals.torch_modules import MODULE_CALLS, DropoutBase
 from schedule.capture.effects import torch_calls as metadata
 from schedule.capture.effects.effects import KIND
 from schedule.capture.effects.layers import LAYER, Memory, is_layer, is_plain
 from schedule.capture.graph.module_state import attributes, attributes_as
 from schedule.capture.graph.output_structure import structure
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.capture.guards.own_forward import CALL_NAMES
 from schedule.capture.python.evaluator import Evaluator
 from schedule.capture.recording.hooks import collecting_hooks, is_hooked, nothing_collected

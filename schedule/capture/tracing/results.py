@@ -23,7 +23,7 @@ from torch import fx
 from fused.torch_internals.modes import DisableTorchFunction
 from schedule.capture.effects.effects import graph_check
 from schedule.capture.graph.escaped_containers import contents, is_same, refuse_changed
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.capture.guards.plain_values import is_record, parts
 from schedule.capture.python.evaluator import Evaluator
 from schedule.capture.recording.structure import (

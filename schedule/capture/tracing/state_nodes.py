@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from schedule.capture.effects.effects import QUIET
 from schedule.capture.effects.later_reads import check_same
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.capture.guards.plain_values import is_atom
 from schedule.capture.guards.sources import Attr, DictOf, Item, Source, described, module_path, submodule_source
 from schedule.capture.python.evaluator import Evaluator

@@ -19,7 +19,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from fused.torch_internals.modes import DisableTorchFunction
-from fused.torch_internals.tensors import failures_unlogged
+from fused.torch_internals.tensor_kinds import failures_unlogged
 from schedule.capture.effects import torch_calls as metadata
 from schedule.capture.effects.autograd_functions import FunctionTracker
 from schedule.capture.effects.layers import SHARES, Memory

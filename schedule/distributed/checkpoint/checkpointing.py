@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from fused.sharding import local_part
 from fused.torch_internals.sharded import initialize_state
-from schedule.distributed.checkpoint.layout import Layout
 from schedule.distributed.checkpoint.pieces import Pieces
+from schedule.distributed.checkpoint.stored_layout import Layout
 from schedule.distributed.checkpoint.trusted_loading import load_into
 from schedule.distributed.checkpoint.writing import ReplacingWriter
 from schedule.util.errors import ShardError

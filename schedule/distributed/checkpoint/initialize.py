@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fused.torch_internals.modes import TorchDispatchMode
 from fused.torch_internals.schemas import written_arguments
-from fused.torch_internals.tensors import FakeTensorMode, storage_of
+from fused.torch_internals.tensor_kinds import FakeTensorMode, storage_of
 from schedule.distributed.checkpoint.slots import Slot
 from schedule.util.errors import NotApplicable, ScheduleError
 from schedule.util.generators import generator_states, restore_generators

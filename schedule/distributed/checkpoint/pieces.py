@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from fused.torch_internals.tensors import make_wrapper_subclass
-from schedule.distributed.checkpoint.layout import Layout, Piece
+from fused.torch_internals.tensor_kinds import make_wrapper_subclass
+from schedule.distributed.checkpoint.stored_layout import Layout, Piece
 
 
 class Pieces(torch.Tensor):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fused.sharding import local_part
-from schedule.distributed.checkpoint.layout import Layout
+from schedule.distributed.checkpoint.stored_layout import Layout
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fused.torch_internals.modules import DropoutBase, NormBase
+from fused.torch_internals.torch_modules import DropoutBase, NormBase
 from schedule.capture import function_in, globals_named, is_hooked, is_random_name, members_named, names_in
 from schedule.util.own_code import is_outside
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from schedule.distributed.planning.factored_values import Propagated
 from schedule.distributed.planning.factors import Factor, factors, size_of
-from schedule.distributed.planning.values import Propagated
 
 INNER = "it is not the outermost factor, and the outer ones are not picked from"
 

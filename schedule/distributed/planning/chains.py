@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from schedule.capture import TensorSpec
-from schedule.distributed.tensor_parallel.modules import stays_call
+from schedule.distributed.tensor_parallel.sharded_modules import stays_call
 from schedule.distributed.tensor_parallel.state import Sharded
 from schedule.util.errors import TraceError
 

@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from schedule.capture import TensorSpec, leaves
+from schedule.distributed.planning.factored_values import Propagated
 from schedule.distributed.planning.factors import Factor
 from schedule.distributed.planning.owned import holds
-from schedule.distributed.planning.values import Propagated
-from schedule.patterns.values import OpNode, operands
+from schedule.patterns.normalized_nodes import OpNode, operands
 
 _WRITES = ("copy_", "setitem")
 

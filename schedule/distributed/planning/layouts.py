@@ -15,7 +15,7 @@ from schedule.capture import Specialization, TensorSpec
 from schedule.distributed.communication.resharding import Resharding
 from schedule.distributed.planning.factors import Dim, factors
 from schedule.distributed.planning.propagation import propagate
-from schedule.distributed.tensor_parallel.modules import (
+from schedule.distributed.tensor_parallel.sharded_modules import (
     CHANNEL,
     COLUMN,
     OUTPUTS,

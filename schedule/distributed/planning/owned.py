@@ -15,12 +15,12 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.capture import Call, Specialization, TensorSpec, original_class
+from schedule.distributed.planning.factored_values import Propagated, nbytes
 from schedule.distributed.planning.factors import Factor, factors, has, leads, take
 from schedule.distributed.planning.plan_steps import SyncStep
 from schedule.distributed.planning.propagation import propagate
-from schedule.distributed.planning.values import Propagated, nbytes
-from schedule.distributed.tensor_parallel.modules import MEANS, OWN, role_of
-from schedule.patterns.values import OpNode, operands
+from schedule.distributed.tensor_parallel.sharded_modules import MEANS, OWN, role_of
+from schedule.patterns.normalized_nodes import OpNode, operands
 
 _LINEAR_IN_INPUT = frozenset((
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand",

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from schedule.capture import TensorSpec
+from schedule.distributed.planning.factored_values import Propagated
 from schedule.distributed.planning.factors import Factor
 from schedule.distributed.planning.gradients import Users, written
 from schedule.distributed.planning.owned import holds, holds_leading
-from schedule.distributed.planning.values import Propagated
-from schedule.patterns.values import OpNode, operands
+from schedule.patterns.normalized_nodes import OpNode, operands
 
 Edge = tuple[OpNode, OpNode]
 _PARTIAL, _WHOLE, _EITHER = "partial", "whole", "either"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from schedule.distributed.tensor_parallel.modules import ATTENTION, LEFT, MEANS
+from schedule.distributed.tensor_parallel.sharded_modules import ATTENTION, LEFT, MEANS
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.table import Table
 
 from schedule.distributed.planning.plan_steps import POSITIONS, Group, ShardStep, SyncStep, moved
-from schedule.distributed.tensor_parallel.modules import MEANS
+from schedule.distributed.tensor_parallel.sharded_modules import MEANS
 
 _COLUMNS = ("group", "size", "columns", "rows", "forward", "backward", "bytes a step")
 _BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "scatter": "all_gather"}

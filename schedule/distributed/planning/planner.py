@@ -17,22 +17,22 @@ from torch import fx, nn
 
 from schedule.capture import Call, original_class, specialize
 from schedule.distributed.planning.candidates import INNER, Candidate, candidates_of
+from schedule.distributed.planning.factored_values import Layer, Propagated, nbytes
 from schedule.distributed.planning.factors import Factor, factors
+from schedule.distributed.planning.foreign_reads import Reads
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.planning.owned import holds, is_in_any, owners, synchronized
 from schedule.distributed.planning.partial import NoReduction, PartialGradients
-from schedule.distributed.planning.plan import Plan, common_path
+from schedule.distributed.planning.plan_data import Plan, common_path
 from schedule.distributed.planning.plan_steps import FEATURES, HEADS, Group, ShardStep, SyncStep, steps_below
 from schedule.distributed.planning.propagation import propagate
-from schedule.distributed.planning.reads import Reads
 from schedule.distributed.planning.rehearsal import CannotRun, rehearse
-from schedule.distributed.planning.values import Layer, Propagated, nbytes
 from schedule.distributed.planning.vocabularies import Vocabularies
 from schedule.distributed.tensor_parallel.callers import shared_inputs
-from schedule.distributed.tensor_parallel.following import follow
-from schedule.distributed.tensor_parallel.modules import COLUMN, OWN, ROW, projection_of, role_of, stays_call
+from schedule.distributed.tensor_parallel.propagation import follow
+from schedule.distributed.tensor_parallel.sharded_modules import COLUMN, OWN, ROW, projection_of, role_of, stays_call
 from schedule.distributed.tensor_parallel.state import Sharded
-from schedule.patterns.values import OpNode, operands
+from schedule.patterns.normalized_nodes import OpNode, operands
 from schedule.util.errors import ShardError, TraceError
 from schedule.util.tensors import tensor_at
 

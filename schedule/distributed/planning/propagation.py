@@ -14,13 +14,13 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.capture import TensorSpec, has_own_forward, original_class
+from schedule.distributed.planning.dimension_rules import Shapes
+from schedule.distributed.planning.factored_values import Dims, Layer, Propagated, Value
 from schedule.distributed.planning.factors import Dim, block, equate, new_dim, size_of, take
-from schedule.distributed.planning.shapes import Shapes
-from schedule.distributed.planning.values import Dims, Layer, Propagated, Value
-from schedule.distributed.tensor_parallel.modules import BATCH_NORMS, CONVOLUTIONS, projection_of
+from schedule.distributed.tensor_parallel.sharded_modules import BATCH_NORMS, CONVOLUTIONS, projection_of
 from schedule.patterns.normalize import normalize
+from schedule.patterns.normalized_nodes import OpNode, operands
 from schedule.patterns.optable import POOLS
-from schedule.patterns.values import OpNode, operands
 
 CHANNEL_ROWS = ("weight", "bias", "running_mean", "running_var")
 """The tensors of a batch norm with one number for each channel."""

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fused.torch_internals.tensors import failures_unlogged
+from fused.torch_internals.tensor_kinds import failures_unlogged
 from schedule.capture import Call, Recording, Specialization, TensorSpec, is_check, leaves, original_class, specialize
+from schedule.distributed.planning.factored_values import CONSTANTS
 from schedule.distributed.planning.plan_steps import ShardStep
-from schedule.distributed.planning.values import CONSTANTS
-from schedule.distributed.tensor_parallel.modules import Split, own_features
+from schedule.distributed.tensor_parallel.sharded_modules import Split, own_features
 from schedule.patterns.normalize import normalize
-from schedule.patterns.values import OpNode, operands
+from schedule.patterns.normalized_nodes import OpNode, operands
 from schedule.util.errors import ScheduleError, ShardError
 from schedule.util.internal_errors import InternalError
 from schedule.util.tensors import tensor_at

@@ -19,10 +19,11 @@ from torch import fx, nn
 
 from schedule.capture import Specialization, specialize
 from schedule.distributed.planning.chains import Link, chains_of
+from schedule.distributed.planning.factored_values import Layer, Propagated
 from schedule.distributed.planning.factors import Factor, factors
 from schedule.distributed.planning.gradients import differentiable, parameters_of, users_of
 from schedule.distributed.planning.owned import call_on_one_rank, holds, spec_on_one_rank
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 from schedule.distributed.planning.plan_steps import Group, SyncStep
 from schedule.distributed.planning.propagation import propagate
 from schedule.distributed.planning.rehearsal import rehearse
@@ -34,11 +35,10 @@ from schedule.distributed.planning.units import (
     whole_units,
     without_units,
 )
-from schedule.distributed.planning.values import Layer, Propagated
 from schedule.distributed.tensor_parallel.callers import shared_inputs
-from schedule.distributed.tensor_parallel.modules import projection_of, stays_call
+from schedule.distributed.tensor_parallel.sharded_modules import projection_of, stays_call
 from schedule.distributed.tensor_parallel.state import Sharded
-from schedule.patterns.values import OpNode, operands
+from schedule.patterns.normalized_nodes import OpNode, operands
 from schedule.runtime.scheduled import forward_of
 from schedule.util.errors import ShardError, TraceError
 

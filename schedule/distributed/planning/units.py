@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from schedule.capture import Call, TensorSpec
 from schedule.distributed.planning.plan_steps import Group, ShardStep, SyncStep
-from schedule.distributed.tensor_parallel.modules import projection_of
+from schedule.distributed.tensor_parallel.sharded_modules import projection_of
 from schedule.distributed.tensor_parallel.state import Sharded
 from schedule.util.errors import TraceError
 

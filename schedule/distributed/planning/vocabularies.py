@@ -7,11 +7,11 @@ from typing import Any
 from torch import nn
 
 from schedule.capture import TensorSpec
+from schedule.distributed.planning.factored_values import Layer, Propagated, nbytes
 from schedule.distributed.planning.gradients import Users
 from schedule.distributed.planning.plan_steps import VOCABULARY, Group, ShardStep, SyncStep
-from schedule.distributed.planning.values import Layer, Propagated, nbytes
-from schedule.distributed.tensor_parallel.modules import role_of
-from schedule.patterns.values import OpNode
+from schedule.distributed.tensor_parallel.sharded_modules import role_of
+from schedule.patterns.normalized_nodes import OpNode
 
 
 class Vocabularies:

@@ -15,7 +15,7 @@ from torch import fx, nn
 from schedule.capture import Specialization, original_class
 from schedule.core.edits import SetState
 from schedule.core.wrapping import rewrapped, wrappers_of
-from schedule.distributed.tensor_parallel.modules import COLUMN, sharding_of
+from schedule.distributed.tensor_parallel.sharded_modules import COLUMN, sharding_of
 from schedule.runtime.scheduled import install
 from schedule.util.errors import ShardError
 

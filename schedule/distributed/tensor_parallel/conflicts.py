@@ -7,7 +7,8 @@ from collections.abc import Collection
 from torch import nn
 
 from schedule.capture import original_class
-from schedule.distributed.tensor_parallel.modules import (
+from schedule.distributed.tensor_parallel.reshardings import check_layout
+from schedule.distributed.tensor_parallel.sharded_modules import (
     CHANNEL,
     COLUMN,
     CONVOLUTIONS,
@@ -26,7 +27,6 @@ from schedule.distributed.tensor_parallel.modules import (
     sharding_of,
     sync_key,
 )
-from schedule.distributed.tensor_parallel.reshardings import check_layout
 from schedule.util.errors import ShardError
 
 # -- what may be sharded ------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.capture import TensorSpec
-from schedule.distributed.tensor_parallel.modules import projection_of
-from schedule.distributed.tensor_parallel.settings import Derived, Setting, outputs_of, settings_in
+from schedule.distributed.tensor_parallel.sharded_modules import projection_of
+from schedule.distributed.tensor_parallel.size_settings import Derived, Setting, outputs_of, settings_in
 from schedule.patterns.ops import CannotBind, find_form
 from schedule.util.errors import ShardError
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from schedule.capture import Call, TensorSpec, leaves, original_class
 from schedule.distributed.tensor_parallel.experts import Experts, alone, combined
-from schedule.distributed.tensor_parallel.modules import is_torch_layer
+from schedule.distributed.tensor_parallel.sharded_modules import is_torch_layer
 from schedule.util.errors import ShardError
 from schedule.util.generators import generators_restored
 from schedule.util.user_code import UserCodeError, user_code

@@ -24,7 +24,7 @@ from fused.sharding import local_part
 from schedule.capture import Call, GuardSet, Parameters, Signature, Specialization, TensorSpec, original_class
 from schedule.distributed.communication import collectives
 from schedule.distributed.communication.groups import group_rank
-from schedule.distributed.tensor_parallel.modules import (
+from schedule.distributed.tensor_parallel.sharded_modules import (
     LEFT,
     LINEAR,
     ROW,

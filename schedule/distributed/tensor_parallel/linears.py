@@ -17,7 +17,7 @@ from torch import fx, nn
 from fused.torch_internals.modes import count_function_modes, popped_function_mode
 from schedule.capture import has_own_forward
 from schedule.patterns.normalize import normalize
-from schedule.patterns.values import OpNode
+from schedule.patterns.normalized_nodes import OpNode
 
 _UNTRACEABLE = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 

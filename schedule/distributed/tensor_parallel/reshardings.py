@@ -10,7 +10,7 @@ from torch import nn
 
 from schedule.capture import Call, TensorSpec, original_class
 from schedule.distributed.communication.resharding import Resharding
-from schedule.distributed.tensor_parallel.modules import (
+from schedule.distributed.tensor_parallel.sharded_modules import (
     CHANNEL,
     COLUMN,
     CONVOLUTIONS,

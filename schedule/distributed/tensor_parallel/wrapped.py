@@ -19,7 +19,8 @@ from schedule.distributed.communication.groups import group_rank, group_size
 from schedule.distributed.tensor_parallel.contexts import AttentionOverRanks, own_part, refuse_objects
 from schedule.distributed.tensor_parallel.experts import Experts, dispatched
 from schedule.distributed.tensor_parallel.means import MeansOverRanks
-from schedule.distributed.tensor_parallel.modules import (
+from schedule.distributed.tensor_parallel.parameters import table_of
+from schedule.distributed.tensor_parallel.sharded_modules import (
     COLUMN,
     CONVOLUTIONS,
     MEANS,
@@ -32,7 +33,6 @@ from schedule.distributed.tensor_parallel.modules import (
     incomplete,
     input_names,
 )
-from schedule.distributed.tensor_parallel.parameters import table_of
 from schedule.util.errors import ShardError
 
 

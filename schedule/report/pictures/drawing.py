@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from schedule.report.pictures.flow import Flow, Node
-from schedule.report.pictures.folding import folded
+from schedule.report.pictures.folded_parts import folded
 from schedule.report.pictures.graphviz import lay_out
-from schedule.report.pictures.layout import Box, Layout, Point
+from schedule.report.pictures.picture_layout import Box, Layout, Point
 from schedule.util.templating import rendered
 
 COLORS = 8

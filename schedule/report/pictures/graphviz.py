@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from functools import cache
 
-from schedule.report.pictures.layout import MARGIN, Box, Layout, Point, layered
+from schedule.report.pictures.picture_layout import MARGIN, Box, Layout, Point, layered
 
 SECONDS = 10.0
 _POINTS = 72.0

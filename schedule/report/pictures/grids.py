@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from fused.sharding import local_part
-from schedule.distributed.tensor_parallel.modules import ModuleSharding, Split, sharding_of
+from schedule.distributed.tensor_parallel.sharded_modules import ModuleSharding, Split, sharding_of
 from schedule.report.pictures.paths import ranged
 from schedule.util.wording import size_text
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from schedule.distributed.tensor_parallel.modules import is_sharded
+from schedule.distributed.tensor_parallel.sharded_modules import is_sharded
 from schedule.distributed.tensor_parallel.state import sharded_state
 from schedule.report.pictures.grids import sharding, stages
 from schedule.report.pictures.memory import Bar, Memory, memory_of
-from schedule.report.pictures.modules import Branch, Pictures, tree_of
+from schedule.report.pictures.module_pictures import Branch, Pictures, tree_of
 from schedule.report.pictures.paths import ranged
 from schedule.util.files import write
 from schedule.util.templating import rendered

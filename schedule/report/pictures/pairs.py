@@ -10,7 +10,7 @@ from torch import fx
 
 from schedule.capture import Recording, Specialization, expand
 from schedule.core.graphs import Specializations
-from schedule.patterns.copying import Erased, erased
+from schedule.patterns.graph_copies import Erased, erased
 from schedule.report.tree_text import short
 from schedule.util.errors import TraceError
 

@@ -13,7 +13,7 @@ from torch import nn
 import schedule
 from schedule.capture.effects.restoring import restoring
 from schedule.capture.recording.recording import record
-from schedule.capture.specializing import trials
+from schedule.capture.specializing import rollback
 from schedule.capture.specializing.specialization import specialize
 from schedule.runtime.scheduled import install, state_of
 from schedule.util.errors import ScheduleError, TraceError
@@ -66,7 +66,7 @@ def test_a_branch_that_comes_out_otherwise_finds_the_cache_as_it_was():
 
 
 def test_without_it_keys_would_be_there_twice(monkeypatch):
-    monkeypatch.setattr(trials, "restoring", lambda objects: [])
+    monkeypatch.setattr(rollback, "restoring", lambda objects: [])
     module, twin = installed(Reading(), torch.randn(1, 2, 3, 4), hf.DynamicCache())
     ours, theirs = hf.DynamicCache(), hf.DynamicCache()
     for length in (3, 1):

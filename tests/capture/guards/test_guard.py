@@ -18,7 +18,7 @@ import schedule.capture.specializing.expansion
 import schedule.primitives.splicing
 from schedule.capture.guards import guard_code, guard_set
 from schedule.capture.guards.sources import Query
-from schedule.capture.python.reads import Reads
+from schedule.capture.python.state_reads import Reads
 from schedule.runtime.scheduled import FallbackWarning
 from schedule.util.errors import ScheduleError
 

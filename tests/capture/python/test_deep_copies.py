@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import schedule
-from fused.torch_internals.tensors import ObservingFakeMode
+from fused.torch_internals.tensor_kinds import ObservingFakeMode
 
 
 class Layer:

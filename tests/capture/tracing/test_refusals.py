@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import schedule
-from fused.torch_internals.tensors import ObservingFakeMode
+from fused.torch_internals.tensor_kinds import ObservingFakeMode
 from schedule.capture.recording.recording import record
 from schedule.capture.specializing.specialization import specialize
 from schedule.runtime.scheduled import FallbackWarning, install, state_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxschedule.cli.tiny.batches import repaired
+from fxschedule.cli.tiny.repairs import repaired
 
 
 def test_a_wave_is_cut_to_whole_frames() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import transformers as hf
 
-from fxschedule.cli.tiny.configs import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
+from fxschedule.cli.tiny.small_configs import HEADS, LAYERS, VOCABULARY, WIDTH, shrink
 from schedule.report.entries import Entry
 from schedule.util.errors import VerificationError
 from tests.needs import needs_architectures, needs_default_qwen2_vl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fxschedule.cli.tiny.settings import reduced
+from fxschedule.cli.tiny.small_settings import reduced
 
 UNET = {
     "sample_size": 128,

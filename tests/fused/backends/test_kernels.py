@@ -15,10 +15,10 @@ import torch
 
 import fused
 from fused.backends import kernel_compiler, kernel_store, kernels
+from fused.backends.backend_registry import OPS
 from fused.backends.compiled import bias_activation
 from fused.backends.reference import norms
 from fused.backends.reference.numbers import rounded_to
-from fused.backends.registry import OPS
 from fused.backends.tracing import for_the_compiler, is_compiled
 
 pytestmark = pytest.mark.usefixtures("warm_inductor")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fused
-from fused.backends import OPS, Op, availability, registry, requested, selection
+from fused.backends import OPS, Op, availability, backend_registry, requested, selection
 
 PACKAGE = Path(fused.__file__).parent
 
@@ -239,7 +239,7 @@ def test_two_ops_of_one_name(op):
 
 def test_missing_triton_is_said_once(monkeypatch, op):
     test_op, calls = op
-    monkeypatch.setitem(registry.PREFERENCE, "cpu", ("reference",))
+    monkeypatch.setitem(backend_registry.PREFERENCE, "cpu", ("reference",))
     with pytest.warns(RuntimeWarning, match="not running on triton: this op") as seen:
         test_op.run("forward", (torch.ones(2),), "triton")
         test_op.run("forward", (torch.ones(2),), "triton")

@@ -11,7 +11,7 @@ import transformers as hf
 from torch import nn
 
 import schedule
-from fxschedule.cli.tiny.batches import repaired
+from fxschedule.cli.tiny.repairs import repaired
 from schedule.batches import example_inputs
 from schedule.util.errors import NotApplicable
 
@@ -105,7 +105,7 @@ def test_the_question_says_what_was_tried_and_where_it_was_refused(error: type[E
     with pytest.raises(NotApplicable) as caught:
         schedule.optimize(Picky(error))
     refusal = f"the model refused input_ids [2, 12], attention_mask [2, 12]: {error.__name__}: Which language?"
-    assert refusal in caught.value.why and "test_sizes.py:" in caught.value.why
+    assert refusal in caught.value.why and "test_requested_sizes.py:" in caught.value.why
     assert caught.value.where == "Picky.forward(input_ids, attention_mask=…)"
     assert caught.value.fix == "pass a batch: batch=dict(input_ids=…)"
 

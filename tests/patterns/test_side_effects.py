@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fused.torch_internals.tensors import storage_of
+from fused.torch_internals.tensor_kinds import storage_of
 from schedule.capture.effects.effects import changed, uses_random
 from schedule.capture.effects.regions import begin_autocast
 from schedule.patterns import declare_pure, effects

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedule.report.pictures.flow import Flow, Kind, Node
-from schedule.report.pictures.folding import folded
+from schedule.report.pictures.folded_parts import folded
 
 
 def flow(count: int, *edges: tuple[int, int]) -> Flow:

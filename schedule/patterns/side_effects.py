@@ -10,8 +10,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx, nn
 
-from fused.torch_internals.kernels import NATIVE_MODULES
-from fused.torch_internals.tensors import storage_of
+from fused.torch_internals.tensor_kinds import storage_of
+from fused.torch_internals.torch_kernels import NATIVE_MODULES
 from schedule.capture import (
     MESSAGES,
     QUIET,
@@ -30,6 +30,7 @@ from schedule.capture import (
     uses_random,
 )
 from schedule.patterns import optable  # the import fills the vocabulary
+from schedule.patterns.match_regions import reads_metadata
 from schedule.patterns.ops import (
     DEFINITIONS,
     METHODS,
@@ -42,7 +43,6 @@ from schedule.patterns.ops import (
     is_tensor_method,
     operation_of,
 )
-from schedule.patterns.regions import reads_metadata
 
 _GLOBAL_PREFIXES = ("set_", "_set", "manual_seed", "seed", "use_", "_enter", "_exit")
 _PURE_MODULES = frozenset(

@@ -29,7 +29,7 @@ from schedule.capture.guards.plain_values import (
 )
 from schedule.capture.guards.resolution import BASES, Resolved, class_of, found_in, is_mutable
 from schedule.capture.guards.sources import SELF, Attr, Const, Query, Source, asks_torch, described, submodule_path
-from schedule.capture.python.following import Followed
+from schedule.capture.python.handler_table import Followed
 from schedule.capture.recording.user_lines import user_line
 from schedule.util.errors import ScheduleError, TraceError
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from schedule.core.node import Node, scheduled_root
 from schedule.distributed.communication.verdicts import limited, verdicts_of
-from schedule.distributed.tensor_parallel.modules import is_sharded, ranks_sharing_evenly
+from schedule.distributed.tensor_parallel.sharded_modules import is_sharded, ranks_sharing_evenly
 from schedule.primitives.fork_rng import draws_apart
 from schedule.runtime.scheduled import without_new_graphs
 from schedule.util.arguments import keywords_checked
@@ -23,8 +23,8 @@ from schedule.util.user_code import UserCodeError, raised_by, user_code
 from schedule.verify.bisection import first_failing_step, undone
 from schedule.verify.compare import SECOND
 from schedule.verify.equivalence import cases, check_case, empty_report, refuse_meta, refuse_settings
+from schedule.verify.equivalence_report import CaseResult, EquivalenceReport
 from schedule.verify.observe import Case, Observation, OptimizerFactory
-from schedule.verify.report import CaseResult, EquivalenceReport
 from schedule.verify.tolerances import Tolerance, tolerance_for
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from schedule.capture import TensorSpec
+from schedule.distributed.planning.factored_values import FACTORIES, Dims, Value, Values, pick
 from schedule.distributed.planning.factors import Dim, block, equate, lead, new_dim, size_of, take
-from schedule.distributed.planning.values import FACTORIES, Dims, Value, Values, pick
-from schedule.patterns.values import OpNode, operands
+from schedule.patterns.normalized_nodes import OpNode, operands
 
 
 class Shapes(Values):

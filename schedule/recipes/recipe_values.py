@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from schedule.core.matching import Match, parallel
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 from schedule.patterns import call_module
 from schedule.util.errors import RecipeError
 from schedule.util.wording import counted
@@ -232,8 +232,8 @@ class SharingPlan:
 
     def source(self, modules: set[str]) -> str:
         """Return ``Plan.from_json(…)`` with the full module path."""
-        modules.add("schedule.distributed.planning.plan")
-        return f"schedule.distributed.planning.plan.Plan.from_json({self.text!r})"
+        modules.add("schedule.distributed.planning.plan_data")
+        return f"schedule.distributed.planning.plan_data.Plan.from_json({self.text!r})"
 
 
 @dataclass(frozen=True)
@@ -287,9 +287,9 @@ class Picked:
             return f"{self.find}[{self.positions[0]}]"
         if self.which == "these":
             return _text(_map(self.positions, lambda position: f"{self.find}[{position}]"))
-        modules.add("schedule.recipes.values")
+        modules.add("schedule.recipes.recipe_values")
         given = f", {list(self.positions)}" if self.which == "each" else ""
-        return f"schedule.recipes.values.{self.which}_of({self.find}{given})"
+        return f"schedule.recipes.recipe_values.{self.which}_of({self.find}{given})"
 
 
 @dataclass(frozen=True)

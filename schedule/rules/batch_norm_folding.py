@@ -20,17 +20,17 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fused
-from fused.torch_internals.modules import ConvolutionBase
+from fused.torch_internals.torch_modules import ConvolutionBase
 from schedule.capture import TensorSpec
 from schedule.patterns import GraphMatch, scalar
-from schedule.patterns.effects import effects, is_known_layer, memory_of
 from schedule.patterns.language import call_function
+from schedule.patterns.side_effects import effects, is_known_layer, memory_of
 from schedule.rules.activations import clipped_at_6
 from schedule.rules.batch_norm import ROWS, SHAPES, about_residual, about_rows, inputs_of, normed, options, same
 from schedule.rules.casts import Value, floating
-from schedule.rules.registry import register_rule
+from schedule.rules.result_strides import told_apart
 from schedule.rules.rule import Form, Modules, Proof, Rule, spec_of
-from schedule.rules.strides import told_apart
+from schedule.rules.rule_registry import register_rule
 from schedule.rules.thresholds import small
 
 FAMILY = "folding"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from schedule.capture import TensorSpec
-from schedule.patterns.values import OpNode, is_number, operands
+from schedule.patterns.normalized_nodes import OpNode, is_number, operands
 
 MISSING = inspect.Parameter.empty
 

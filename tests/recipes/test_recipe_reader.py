@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from schedule import Recipe, RecipeError
 from schedule.recipes.recipe import from_data
+from schedule.recipes.recipe_values import Items, Joined, Made, ModuleCall, Picked, Reference, Table, Torch
 from schedule.recipes.steps import Call, Find, Undo
-from schedule.recipes.values import Items, Joined, Made, ModuleCall, Picked, Reference, Table, Torch
 
 MATCHES = {"matches": "m1", "which": "all"}
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from schedule.capture import original_class
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 from schedule.distributed.planning.plan_steps import EXPERTS, Group, ShardStep, SyncStep
 from schedule.distributed.tensor_parallel.expert_proof import experts_of, has_experts
 from schedule.distributed.tensor_parallel.experts import Experts

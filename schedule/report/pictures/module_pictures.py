@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from schedule.capture import Recording, is_basic, original_class
-from schedule.distributed.tensor_parallel.modules import is_sharded, sharding_of
+from schedule.distributed.tensor_parallel.sharded_modules import is_sharded, sharding_of
 from schedule.distributed.tensor_parallel.state import sharded_state
 from schedule.report.pictures.drawing import Change, Palette, Picture, Side, picture
 from schedule.report.pictures.flow import Flow, flow_of

@@ -11,8 +11,8 @@ from torch import nn
 
 from schedule.capture import TensorSpec, is_check
 from schedule.distributed.planning.factors import Dim, block, equate, factors, new_dim, size_of
+from schedule.patterns.normalized_nodes import OpNode, operands
 from schedule.patterns.optable import ELEMENTWISE
-from schedule.patterns.values import OpNode, operands
 
 Dims = list[Dim]
 Value = Any  # Dims, a tuple of them, or None

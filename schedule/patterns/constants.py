@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from schedule.capture import TensorSpec
-from schedule.patterns.nodes import CallNode, ChoiceNode, InputNode, ScalarNode
-from schedule.patterns.values import OpNode, operands
+from schedule.patterns.normalized_nodes import OpNode, operands
+from schedule.patterns.pattern_nodes import CallNode, ChoiceNode, InputNode, ScalarNode
 
 
 def same_constant(expected: Any, found: Any) -> bool:

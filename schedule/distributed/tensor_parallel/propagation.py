@@ -27,8 +27,8 @@ from schedule.distributed.tensor_parallel.cuts import (
     rank_of,
     sizes_of,
 )
-from schedule.distributed.tensor_parallel.modules import CHANNEL, ROW, features_dim, projection_of, role_of
-from schedule.distributed.tensor_parallel.settings import Derived, Setting
+from schedule.distributed.tensor_parallel.sharded_modules import CHANNEL, ROW, features_dim, projection_of, role_of
+from schedule.distributed.tensor_parallel.size_settings import Derived, Setting
 
 
 def follow(

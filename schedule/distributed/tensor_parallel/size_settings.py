@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx, nn
 
 from schedule.capture import Recording, Specialization, original_class, specialize
-from schedule.distributed.tensor_parallel.modules import Projection, projection_of
+from schedule.distributed.tensor_parallel.sharded_modules import Projection, projection_of
 
 
 class Derived(int):

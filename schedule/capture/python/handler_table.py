@@ -11,7 +11,7 @@ from torch import nn
 from schedule.capture.effects.autograd_functions import FunctionTracker
 from schedule.capture.effects.opaque import OpaqueTracker
 from schedule.capture.effects.regions import RegionTracker
-from schedule.capture.graph.trace import Trace
+from schedule.capture.graph.trace_interface import Trace
 from schedule.capture.python.index_functions import IndexFunctions
 
 # -- Interface of a trace, as used to follow a forward ------------------------------------------------------

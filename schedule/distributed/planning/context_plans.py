@@ -15,17 +15,23 @@ from torch import nn
 
 from schedule.capture import Call, Specialization, TensorSpec, leaves, specialize
 from schedule.distributed.planning.chains import Link, chains_of
+from schedule.distributed.planning.factored_values import Propagated, nbytes
 from schedule.distributed.planning.factors import Factor, factors, has
 from schedule.distributed.planning.owned import holds, spec_on_one_rank
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 from schedule.distributed.planning.plan_steps import POSITIONS, Group, SyncStep
 from schedule.distributed.planning.propagation import propagate
 from schedule.distributed.planning.rehearsal import rehearse
-from schedule.distributed.planning.values import Propagated, nbytes
 from schedule.distributed.tensor_parallel.contexts import refuse_objects
-from schedule.distributed.tensor_parallel.modules import ATTENTION, ContextInput, input_names, projection_of, stays_call
+from schedule.distributed.tensor_parallel.sharded_modules import (
+    ATTENTION,
+    ContextInput,
+    input_names,
+    projection_of,
+    stays_call,
+)
 from schedule.distributed.tensor_parallel.state import Sharded
-from schedule.patterns.values import OpNode, operands
+from schedule.patterns.normalized_nodes import OpNode, operands
 from schedule.runtime.scheduled import forward_of
 from schedule.util.errors import ShardError, TraceError
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from schedule.distributed.planning.plan_steps import VOCABULARY, Group, ShardStep, SyncStep, moved
 from schedule.distributed.planning.plan_table import plan_table
-from schedule.distributed.tensor_parallel.modules import LEFT
+from schedule.distributed.tensor_parallel.sharded_modules import LEFT
 from schedule.util.errors import ShardError
 from schedule.util.printing import printed
 

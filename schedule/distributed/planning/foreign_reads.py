@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torch import fx, nn
 
+from schedule.distributed.planning.factored_values import Propagated
 from schedule.distributed.planning.plan_steps import ShardStep
-from schedule.distributed.planning.values import Propagated
 from schedule.distributed.tensor_parallel.parameters import owners
 from schedule.util.tensors import tensor_at
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, fx
 from torch.func import functional_call
 
-from fused.torch_internals.tensors import storage_of
+from fused.torch_internals.tensor_kinds import storage_of
 from schedule.capture import TensorSpec, changed, leaves
-from schedule.patterns.effects import effects, is_known_layer
-from schedule.patterns.regions import reads_metadata
+from schedule.patterns.match_regions import reads_metadata
+from schedule.patterns.side_effects import effects, is_known_layer
 from schedule.rules.rule import Modules
 
 _READ_LAYOUT = ("stride", "is_contiguous", "as_strided", "as_strided_", "data_ptr", "storage_offset", "set_")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from schedule.batches.configs import Configs
+from schedule.batches.config_values import Configs
 
 Layouts = list[torch.Tensor]
 Makers = Mapping[str, Callable[["Sizes"], Layouts]]

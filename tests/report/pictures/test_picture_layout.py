@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from schedule.report.pictures import graphviz
 from schedule.report.pictures.graphviz import lay_out, read_plain, script
-from schedule.report.pictures.layout import Box, Layout, Point, layered
+from schedule.report.pictures.picture_layout import Box, Layout, Point, layered
 
 Graph = tuple[list[Box], list[tuple[int, int]]]
 

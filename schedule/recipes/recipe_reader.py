@@ -12,10 +12,21 @@ from typing import Any
 
 import torch
 
-from schedule.distributed.planning.plan import Plan
+from schedule.distributed.planning.plan_data import Plan
 from schedule.primitives.registry import registered
+from schedule.recipes.recipe_values import (
+    Items,
+    Joined,
+    Made,
+    ModuleCall,
+    Picked,
+    Reference,
+    SharingPlan,
+    Table,
+    Torch,
+    Value,
+)
 from schedule.recipes.steps import VERSION, Call, Find, Step, Undo, finds_used
-from schedule.recipes.values import Items, Joined, Made, ModuleCall, Picked, Reference, SharingPlan, Table, Torch, Value
 from schedule.util.errors import RecipeError, ShardError
 
 _DEEPEST = 40

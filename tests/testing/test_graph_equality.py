@@ -149,7 +149,7 @@ def _traced() -> Callable[[Any], fx.Graph]:
 
 
 def test_the_lines_are_the_same_in_every_process() -> None:
-    code = "from tests.testing.test_graphs import graph, plain; print(graph(plain))"
+    code = "from tests.testing.test_graph_equality import graph, plain; print(graph(plain))"
     root = Path(__file__).parents[2]
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     ran = subprocess.run(

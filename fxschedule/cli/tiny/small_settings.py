@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fxschedule.cli.tiny.configs import shrink
+from fxschedule.cli.tiny.small_configs import shrink
 
 MAX_UNCHANGED = 2
 

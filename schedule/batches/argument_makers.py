@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from schedule.batches.configs import TEXT
+from schedule.batches.config_values import TEXT
 from schedule.batches.images import IMAGES, patches
+from schedule.batches.requested_sizes import Layouts, Makers, Sizes
 from schedule.batches.signals import SIGNALS
-from schedule.batches.sizes import Layouts, Makers, Sizes
 
 
 def make(name: str, sizes: Sizes) -> Layouts:
