@@ -14,11 +14,12 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-newest test-oldest test-wheel lint docs figures sweep sweep-beyond bench clean
+.PHONY: help install demo test test-quick test-newest test-oldest test-wheel lint docs figures sweep sweep-beyond bench clean
 
 help:
 	@echo "make demo    schedule, verify and train GPT-2, BERT and Llama beside their untouched twins"
 	@echo "make test    lint, then the tests that CI runs"
+	@echo "make test-quick  one case in five of each test, for daily work"
 	@echo "make test-newest, make test-oldest   the same tests with the newest and the oldest releases: docs/versions.md"
 	@echo "make test-wheel  the wheel, installed beside the newest releases, as a new user would"
 	@echo "make lint    ruff, the floors of imports, mypy"
@@ -45,6 +46,9 @@ demo: $(INSTALLED)
 test: lint
 	$(BIN)/python -W ignore::SyntaxWarning -m compileall -q fused fxschedule schedule tests
 	$(PYTEST) -m "not slow" -n $(JOBS) --dist worksteal --durations=60
+
+test-quick: $(INSTALLED)
+	$(PYTEST) -m "not slow" --quick -n $(JOBS) --dist worksteal
 
 # Environments of their own, without constraints.txt; the results are rows of docs/versions.md.
 test-newest test-oldest:

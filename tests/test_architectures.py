@@ -119,6 +119,7 @@ def test_the_zoo_is_covered() -> None:
     assert EXPECTED.keys() == ARCHITECTURES.keys()
 
 
+@pytest.mark.one_in(2)
 @every_architecture
 def test_rules_apply_wherever_the_construct_exists(name: str) -> None:
     model, _, report = scheduled(name)
@@ -128,6 +129,7 @@ def test_rules_apply_wherever_the_construct_exists(name: str) -> None:
     assert not again.applied, "a second run found more"
 
 
+@pytest.mark.one_in(7)
 @every_architecture
 def test_same_outputs_gradients_and_updates_at_other_shapes(name: str) -> None:
     model, _, _ = scheduled(name)
@@ -137,6 +139,7 @@ def test_same_outputs_gradients_and_updates_at_other_shapes(name: str) -> None:
     assert {case.mode for case in report.cases} == {"train", "eval"}
 
 
+@pytest.mark.one_in(10)
 @every_architecture
 def test_every_rule_there_is_at_once(name: str) -> None:
     model, twin = build(name), build(name)
@@ -148,6 +151,7 @@ def test_every_rule_there_is_at_once(name: str) -> None:
     assert report.fallbacks == {}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "cache"),
     [
@@ -166,6 +170,7 @@ def test_generates_the_same_tokens(name: str, cache: bool) -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @one_of_each_kind
 def test_state_dict_goes_both_ways(name: str) -> None:
     model, _, _ = scheduled(name)
@@ -179,6 +184,7 @@ def test_state_dict_goes_both_ways(name: str) -> None:
     assert torch.equal(outputs(back, inputs), outputs(other, inputs))
 
 
+@pytest.mark.one_in(2)
 @one_of_each_kind
 def test_undone_to_the_bit(name: str) -> None:
     model, sch, _ = scheduled(name)
@@ -193,6 +199,7 @@ def test_undone_to_the_bit(name: str) -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.one_in(2)
 @one_of_each_kind
 def test_copies_and_pickles(name: str) -> None:
     model, _, report = scheduled(name)
@@ -207,6 +214,7 @@ def test_copies_and_pickles(name: str) -> None:
             assert torch.equal(ours, theirs)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.unreplayable("the test installs graphs beside the schedule")
 @every_architecture
 def test_root_traces_whole_and_runs_at_other_shapes(name: str) -> None:

@@ -101,6 +101,7 @@ def _without_hooks(sch: Schedule) -> None:
     sch.module.blocks[0].attn._forward_pre_hooks_with_kwargs.clear()
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.unwritable("a lambda is looked for, and modules with weights take others' places")
 @pytest.mark.parametrize("name", PRIMITIVES)
 @pytest.mark.parametrize("kind", [Fault, KeyboardInterrupt])

@@ -103,6 +103,7 @@ def build(name: str) -> tuple[nn.Module, Any]:
     return model, batch
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_rewritten_and_equal(name: str) -> None:
@@ -119,6 +120,7 @@ def test_rewritten_and_equal(name: str) -> None:
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_without_gradients(name: str) -> None:
@@ -239,6 +241,7 @@ ROOTS: dict[str, tuple[Callable[[], nn.Module], dict[str, int]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore::schedule.FallbackWarning", "ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("name", ROOTS)
 def test_torchs_own_modules_are_roots(name: str) -> None:

@@ -57,6 +57,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
         primitives.unregister(name)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.unreplayable("pages change models beside their schedules")
 @pytest.mark.unwritable("pages define what they look for and put in")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

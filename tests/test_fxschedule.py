@@ -29,6 +29,7 @@ def test_importing_it_does_not_import_torch() -> None:
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("command", ["fxschedule rules", "python -m fxschedule rules", "python -m schedule rules"])
 def test_the_installed_package_runs_from_any_folder(command: str, tmp_path: Path) -> None:
     """Also an editable one, which Python finds by a finder of its own."""

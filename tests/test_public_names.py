@@ -177,6 +177,7 @@ assert "schedule.api" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "first",
     ["import schedule.verify", "from schedule.verify import observe", "from schedule import *", "import schedule"],

@@ -52,6 +52,7 @@ def test_outputs_are_whole_and_name_no_machine(source: Path) -> None:
                     assert Page(data).texts
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "source", [pytest.param(s, marks=pytest.mark.slow if s.stem in LONG else (), id=s.stem) for s in SOURCES]
 )

@@ -62,6 +62,7 @@ BROADCAST = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("rule", "number"), BROADCAST)
 @pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
 def test_what_was_recorded_with_one_row_holds_where_any_operand_has_more(rule: Rule, number: int) -> None:
@@ -85,6 +86,7 @@ def test_what_was_recorded_with_one_row_holds_where_any_operand_has_more(rule: R
     assert compared
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("rule", "number"), CASES)
 def test_what_was_recorded_with_one_row_is_rewritten_and_runs_with_three(rule: Rule, number: int) -> None:
     assert rule.proof is not None

@@ -183,6 +183,7 @@ MISSED_BY_TORCH = (set_global, resize_table)  # an untouched model, compiled, co
 BY_COMPILED_CODE = [each for each in CHANGES if each[1] not in MISSED_BY_TORCH]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("read", "change"), [*BY_COMPILED_CODE, (of_global, set_global_by_name)])
 @pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_code_notices_too(read: Read, change: Callable[[Any], None], early: bool) -> None:

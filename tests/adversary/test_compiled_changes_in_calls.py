@@ -123,6 +123,7 @@ def compiled(module: Any, change: Callable[[Any], None], early: bool, x: Tensor)
         restore()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_behind_the_check_of_the_call_is_seen(change: Callable[[Any], None], early: bool) -> None:
@@ -136,6 +137,7 @@ def test_a_change_behind_the_check_of_the_call_is_seen(change: Callable[[Any], N
     torch.testing.assert_close(result, expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("change", CHANGES[1:])  # torch.compile itself does not see the method
 def test_a_change_before_a_module_makes_it_run_its_original_forward(change: Callable[[Any], None], early: bool) -> None:

@@ -60,6 +60,7 @@ def cases() -> list[Any]:
     return found
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("way", "name", "rules"), cases())
 def test_trains_alike(way: str, name: str, rules: str) -> None:
     documented = "|".join([DOCUMENTED.get(way, "(?!)"), *([_NO_WEIGHTS] if rules == "all" else [])])
@@ -93,6 +94,7 @@ def mutated() -> Iterator[str]:
         unregister_rule("wrong_gelu")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.unwritable("the rule is registered while the test runs only")
 @pytest.mark.parametrize(
     "way",

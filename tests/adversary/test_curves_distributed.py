@@ -41,11 +41,13 @@ def cases() -> list[Any]:
     return found
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("way", "name", "rules"), cases())
 def test_trains_alike(way: str, name: str, rules: str) -> None:
     launch.passes(partial(trains_alike, way=way, name=name, rules=rules))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "way",
     [pytest.param(way, marks=[pytest.mark.slow] if place else []) for place, way in enumerate(DISTRIBUTED_WAYS)],

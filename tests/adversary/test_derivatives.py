@@ -50,6 +50,7 @@ def forward_mode(function: Callable[..., Any], tensors: list[Tensor]) -> list[Te
     return [primal, tangent]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("derivative", [double_backward, forward_mode])
 @pytest.mark.parametrize(("rule", "number"), CASES)
 def test_derivatives_of_every_rule(rule: Rule, number: int, derivative: Callable[..., list[Tensor]]) -> None:
@@ -114,6 +115,7 @@ def _penalty(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Any:
     return torch.autograd.grad(gradient.square().sum(), list(model.parameters()), allow_unused=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("derivative", [_jvp, _jacfwd, _hessian_product, _dual, _penalty])
 @pytest.mark.parametrize("rules", ["default", "memory", "attention", "all"])
 def test_derivatives_of_a_model(rules: str, derivative: Callable[..., Any]) -> None:

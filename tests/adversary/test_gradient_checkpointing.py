@@ -61,6 +61,7 @@ def enable(model: nn.Module, reentrant: bool) -> None:
     getattr(model, f"{kind}_checkpointing_enable")({"use_reentrant": reentrant})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rules", [pytest.param("default", marks=pytest.mark.slow), "all"])
 @either_kind
 @everywhere
@@ -74,6 +75,7 @@ def test_training_steps_with_checkpointing_switched_on_afterwards(name: str, ree
         assert not fallbacks(layers(model))
 
 
+@pytest.mark.one_in(2)
 @either_kind
 @everywhere
 def test_training_steps_with_checkpointing_switched_on_before(name: str, reentrant: bool) -> None:
@@ -106,6 +108,7 @@ def called(forward: partial[Any]) -> Any:
     return forward.args[0] if forward.args else forward.func.__self__  # type: ignore[attr-defined]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("switched_on", ["before", "afterwards"])
 @everywhere
 def test_a_checkpointing_function_that_remembers_sees_the_live_layers_alone(name: str, switched_on: str) -> None:

@@ -113,6 +113,7 @@ class Giving(nn.Module):
         return self.value * 1
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "place",
     ["argument", *(pytest.param(place, marks=pytest.mark.slow) for place in ("parameter", "buffer")), "result"],

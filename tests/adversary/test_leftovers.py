@@ -273,6 +273,7 @@ def verified(model: nn.Module, x: torch.Tensor) -> None:
     schedule.verify(sch, (x,))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.unreplayable("what a model writes to its own lists is no part of a recipe")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("run", [optimized, looked_for])
@@ -294,6 +295,7 @@ def same(now: list[str], before: list[str]) -> None:
 IN_VERIFY = ("list", "dict", "set", "buffer", "dataclass", "closure", "globals", "slot", "class", "argument")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.unreplayable("what a model writes to its own lists is no part of a recipe")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", IN_VERIFY)

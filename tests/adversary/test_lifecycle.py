@@ -264,6 +264,7 @@ def cases() -> list[Any]:
     return [pytest.param(*pair, marks=[] if pair in quick else [pytest.mark.slow]) for pair in pairs]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.unwritable("the rule is registered while the test runs only")
 def test_a_wrong_constant_shows() -> None:
     theirs = Life(Run("gpt2", None), Run("gpt2", None).build())

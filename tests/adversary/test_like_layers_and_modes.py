@@ -176,6 +176,7 @@ def test_a_forward_that_sets_items_of_its_own_does_so_at_each_call() -> None:
     assert model[0].table == twin[0].table == {"calls": 2} and model[0].log == [4, 2]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rules", ["memory", "qkv_merge", "all"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_biases_that_appear_count_in_the_loss_too(name: str, rules: str) -> None:

@@ -67,6 +67,7 @@ def values_and_gradients(function: Callable[..., Tensor], tensors: list[Tensor])
     return [out, *torch.autograd.grad((out * torch.randn_like(out)).sum(), wanted)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("form", [added, filled, kept, softmaxed, widened])

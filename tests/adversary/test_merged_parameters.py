@@ -72,6 +72,7 @@ def storages(model: nn.Module) -> dict[str, int]:
 # -- storages and files -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])
 def test_storages_are_those_of_the_original(name: str, rules: str) -> None:
@@ -353,6 +354,7 @@ def trains_as_the_original(mesh: Any, rules: str, shard_first: bool) -> None:
         torch.testing.assert_close(ours.full_tensor(), theirs.full_tensor(), rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shard_first", [True, False], ids=["sharded first", "scheduled first"])
 @pytest.mark.parametrize("rules", RULES)
 def test_fully_sharded_training_is_that_of_the_original(rules: str, shard_first: bool) -> None:

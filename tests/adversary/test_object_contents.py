@@ -93,6 +93,7 @@ def _fits(cls: type, name: str) -> bool:
 CASES = [(cls, name) for cls in (Holder, Acting, Record) for name in BODIES if _fits(cls, name)]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::schedule.FallbackWarning")
 @pytest.mark.parametrize(("cls", "name"), CASES, ids=[f"{cls.__name__}-{name}" for cls, name in CASES])
 def test_what_an_argument_holds_is_read_and_changed_as_by_the_original(cls: Any, name: str) -> None:

@@ -176,6 +176,7 @@ def _as_untouched(module: Holding, changes: list[Callable[[Holding], Any]]) -> N
             torch.testing.assert_close(module(x), twin(x))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("cls", [Amount, Shown])
 @pytest.mark.parametrize("name", READS)
 def test_what_an_operator_reads_is_guarded(name: str, cls: type) -> None:

@@ -120,6 +120,7 @@ def _as_untouched(module: nn.Module, batch: tuple[Tensor, ...], calls: list[tupl
             assert torch.equal(own_state, state) and own_other == other
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", [*SIZES, *KINDS, *TEXTS])
 def test_an_answer_about_sizes_is_not_baked_in(name: str, training: bool) -> None:

@@ -110,6 +110,7 @@ OTHERWISE = pytest.mark.parametrize("most", [0, MAX_ADAPTATIONS], ids=["original
 """What runs if the branch comes out the other way."""
 
 
+@pytest.mark.one_in(2)
 @OTHERWISE
 @pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
 @pytest.mark.parametrize("given", ["input", "computed", "output"])

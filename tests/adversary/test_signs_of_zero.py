@@ -103,6 +103,7 @@ def agree(module: Any, twin: Any, x: Tensor, given: Any) -> None:
         torch.testing.assert_close(module(x, copy.deepcopy(given)), twin(x, copy.deepcopy(given)))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("recorded", [0.0, -0.0], ids=["0", "-0"])
 @pytest.mark.parametrize("place", PLACES)
 def test_the_sign_is_guarded(place: str, recorded: float) -> None:

@@ -255,6 +255,7 @@ PAIRS = [(source, use) for source in SOURCES for use in USES]
 QUICK = {pair for number, pair in enumerate(PAIRS) if number % 7 == 0}
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("source", "use"), [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in PAIRS]
 )

@@ -193,6 +193,7 @@ def meshes(mesh: Any) -> None:
 CASES = [what_to_shard, what_can_be_common, tied_weights, contradictions, callers, heads, meshes]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_two_ranks(case: Any) -> None:
     launch.passes(case)

@@ -137,6 +137,7 @@ ALL = [
 LONG = [case for case in ALL if case not in QUICK]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "ep", "tp", "planned"), QUICK)
 def test_models(name: str, ep: int, tp: int, planned: bool) -> None:
     launch.passes(partial(trained_alike, name=name, ep=ep, tp=tp, planned=planned), ep * tp)

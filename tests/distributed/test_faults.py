@@ -201,6 +201,7 @@ LAST = [never_comes, one_rank_raises]
 LAST_SLOWLY = [one_rank_changes_its_dtype, falls_behind]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_two_ranks(case: Any) -> None:
     launch.passes(case)

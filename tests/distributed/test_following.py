@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from schedule.api.simulate import simulate
 from schedule.capture.recording.recording import record
-from schedule.distributed.tensor_parallel.propagation import follow
+from schedule.distributed.tensor_parallel.output_propagation import follow
 from schedule.distributed.tensor_parallel.size_settings import Derived, Setting, whole_forward
 from schedule.util.errors import ShardError
 from tests.zoo import batch, build

@@ -225,6 +225,7 @@ def _shards(model: nn.Module) -> list[Tensor]:
 CASES = (convolutions, embeddings, half_of_a_norm, reshardings, wrong_reshardings, rebuilt, planned_again)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_two_ranks(case: launch.Case) -> None:
     launch.passes(case)

@@ -231,6 +231,7 @@ def test_loss_of_shared_logits() -> None:
     launch.passes(loss_of_shared_logits)
 
 
+@pytest.mark.one_in(2)
 @_cases(QUICK)
 def test_models(ranks: int, name: str, sequence: bool) -> None:
     launch.passes(partial(trained_alike, name=name, sequence=sequence), ranks)

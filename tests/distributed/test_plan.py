@@ -28,6 +28,7 @@ def plan_of(name: str, ranks: int = 2, vocabulary: bool = True) -> Plan:
     return schedule.create_schedule(build(name), batch(name)).shard_plan(ranks, vocabulary=vocabulary)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "opt", "llama", "gemma3", "gpt_neox", "t5", "vit", "falcon"])
 def test_plans_compute_the_same(name: str) -> None:
     plan = plan_of(name)
@@ -42,6 +43,7 @@ def test_fewer_heads_than_ranks(name: str) -> None:
     assert simulate(build(name), batch(name), lambda sch: sch.apply_plan(plan), 4).equal(1e-4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_collectives_are_at_the_minimum(name: str) -> None:
     plan = plan_of(name, vocabulary=False)

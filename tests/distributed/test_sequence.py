@@ -16,6 +16,7 @@ from tests.distributed.constructs import ReadsWhole
 from tests.zoo import batch, build
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_halves_of_the_collectives(name: str) -> None:
     """Two layers: four gathers and reduce-scatters each way, a gather at the end, and its scatter's gradient."""

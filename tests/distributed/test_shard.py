@@ -391,6 +391,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_two_ranks(case: Any) -> None:
     launch.passes(case)

@@ -145,6 +145,7 @@ def undo_of_fuse_and_shard(mesh: Any) -> None:
 CASES = [undone, undone_after_training, gradients_follow, faults, undo_of_fuse_and_shard]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_two_ranks(case: Any) -> None:
     launch.passes(case)

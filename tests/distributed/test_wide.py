@@ -197,6 +197,7 @@ def one_value(mesh: Any) -> None:
 CASES = (by_hand, planned, bad_inputs, one_value)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_two_ranks(case: launch.Case) -> None:
     launch.passes(case)

@@ -97,6 +97,7 @@ def test_gradients_of_infinities_are_as_in_eager(value, backend, warm_inductor):
         torch.testing.assert_close(grad(ours, logits), grad(expected, logits), equal_nan=True, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["reference", "inductor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"softcap": 5.0, "label_smoothing": 0.1, "z_loss": 0.01}], ids=["", "all"])
@@ -215,6 +216,7 @@ def test_compiled_by_torch_no_gradient_is_scattered_into_zeros(values_and_gradie
     assert len(graphs) == 4 and not any("gather" in graph or "scatter" in graph for graph in graphs)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("backend", ["reference", "inductor", "triton"])
 @pytest.mark.parametrize("offset", [1e3, 1e5, -1e7])
 def test_logits_far_from_zero_lose_no_digits(backend, offset):

@@ -161,6 +161,7 @@ def test_8_bits_of_zeros_nothing_infinities_and_nan():
     assert back.isnan().tolist() == [False, True, True, False] and back[3] == -448
 
 
+@pytest.mark.one_in(2)
 @every_family
 @pytest.mark.parametrize("backend", ["reference", "inductor"])
 def test_fp8_input_store(family, backend, values_and_gradients, saved_bytes, request):

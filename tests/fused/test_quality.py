@@ -94,6 +94,7 @@ def assert_within(case: Case, ours: Sequence[Tensor], eager: Sequence[Tensor], e
         assert fine.all(), f"result {position}: off by {error.max():.3e}"
 
 
+@pytest.mark.one_in(12)
 @every_case
 def test_within_the_tolerances_on_every_backend(case: Case, on_backend: str) -> None:
     inputs = sample(case, *COMPILED, torch.float32, on_backend)
@@ -135,6 +136,7 @@ def test_float64_is_exact(case: Case) -> None:
     torch.testing.assert_close(run(case, case.op, inputs), run(case, case.eager, inputs), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.one_in(3)
 @every_case
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_half_precision_is_no_worse_than_eager(
@@ -148,6 +150,7 @@ def test_half_precision_is_no_worse_than_eager(
     assert_no_worse(ours, eager, exact)
 
 
+@pytest.mark.one_in(10)
 @every_case
 def test_gradients_of_both_orders(case: Case) -> None:
     given = leaves(case, sample(case, 2, 3))
@@ -229,6 +232,7 @@ def test_functorch_transforms(case: Case) -> None:
     )
 
 
+@pytest.mark.one_in(10)
 @smooth_case
 def test_compiles_without_graph_break_at_any_size(case: Case) -> None:
     torch._dynamo.reset()
@@ -238,6 +242,7 @@ def test_compiles_without_graph_break_at_any_size(case: Case) -> None:
         torch.testing.assert_close(run(case, compiled, inputs), run(case, case.op, inputs))
 
 
+@pytest.mark.one_in(3)
 @smooth_case
 def test_exports(case: Case) -> None:
     class Model(torch.nn.Module):
@@ -316,6 +321,7 @@ def test_only_the_gradients_asked_for(case: Case) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.one_in(12)
 @every_case
 def test_strides_do_not_matter(case: Case, on_backend: str) -> None:
     inputs = sample(case, 15, 34, torch.float32, on_backend)
@@ -334,6 +340,7 @@ def test_strides_do_not_matter(case: Case, on_backend: str) -> None:
         torch.testing.assert_close((*(o.detach() for o in outs), *gradients), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.one_in(3)
 @every_case
 @pytest.mark.parametrize(("rows", "columns"), [(0, 4), (1, 1), (1, 7)])
 def test_empty_and_single(case: Case, rows: int, columns: int, on_backend: str) -> None:
@@ -343,6 +350,7 @@ def test_empty_and_single(case: Case, rows: int, columns: int, on_backend: str) 
     )
 
 
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("case", [case for case in CASES if case.special], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_not_a_number_and_infinity_propagate_as_in_eager(case: Case, value: float, on_backend: str) -> None:
@@ -355,6 +363,7 @@ def test_not_a_number_and_infinity_propagate_as_in_eager(case: Case, value: floa
         torch.testing.assert_close(mine, theirs.to(mine.dtype), equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.one_in(14)
 @every_case
 def test_inputs_are_never_changed(case: Case, on_backend: str) -> None:
     inputs = sample(case, *COMPILED, torch.float32, on_backend)

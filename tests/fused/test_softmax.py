@@ -78,6 +78,7 @@ def hide(mask, dtype):
     return torch.zeros(mask.shape, dtype=dtype).masked_fill(mask, torch.finfo(dtype).min)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["none", "padding", "causal", "positions", "alibi", "boolean"])
 @pytest.mark.parametrize("scale", [1 / 8, SCALE, 1.0], ids=["1:8", "1:sqrt(80)", "1"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -201,6 +202,7 @@ def test_sinks(values_and_gradients, saved_bytes):
     assert saved_bytes(lambda: ours(leaf, sink)) == 8 * (x.numel() + x[..., 0].numel())
 
 
+@pytest.mark.one_in(10)
 def test_gradients_of_both_orders():
     torch.manual_seed(0)
     x = torch.randn(2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
@@ -292,6 +294,7 @@ def test_any_rank_and_empty_tensors(shape, values_and_gradients):
     torch.testing.assert_close(ours, values_and_gradients(huggingface, g, x), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.one_in(12)
 def test_strides_do_not_matter():
     x, _ = tensors((9, 7, 3, 2))
     view, mask = x.permute(3, 2, 1, 0), masks(torch.float64)["positions"].expand(2, -1, -1, -1)
@@ -317,6 +320,7 @@ def test_functorch_transforms():
     torch.testing.assert_close(derivative, (gradient * tangent).sum())
 
 
+@pytest.mark.one_in(10)
 def test_compiles_without_graph_break_at_any_size(values_and_gradients):
     def wrapped(x, sink):
         return fused.scaled_masked_softmax(x, None, SCALE, causal=True, window=(4, 0), sink=sink) * 2

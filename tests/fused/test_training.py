@@ -8,6 +8,7 @@ import fused
 from tests.fused import training
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("backend", "autocast", "tolerance"),
     [

@@ -189,6 +189,7 @@ def test_accelerate(name: str) -> None:
     assert losses(scheduled(name)) == pytest.approx(losses(build(name)), rel=1e-5)
 
 
+@pytest.mark.one_in(2)
 @everywhere
 def test_scheduled_in_the_middle_of_training(name: str) -> None:
     """The optimizer's state stays with its parameters."""
@@ -206,6 +207,7 @@ def test_scheduled_in_the_middle_of_training(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.unreplayable("checkpointing is put on beside the schedule")
 @everywhere
 def test_gradient_checkpointing_on_and_off(name: str) -> None:
@@ -234,6 +236,7 @@ def with_lora(model: nn.Module, name: str) -> nn.Module:
     return adapted
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.unreplayable("an adapter is put on beside the schedule")
 @everywhere
 @pytest.mark.parametrize("order", ["lora first", "schedule first"])
@@ -256,6 +259,7 @@ def test_an_adapter_is_never_bypassed(name: str, order: str) -> None:
 # -- generation ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", GENERATIVE)
 @pytest.mark.parametrize(
     "way",
@@ -295,6 +299,7 @@ def test_generate_with_an_assistant(name: str) -> None:
     assert torch.equal(tokens(scheduled(name), helper), expected)
 
 
+@pytest.mark.one_in(2)
 @everywhere
 def test_recorders_of_attentions_and_hidden_states(name: str) -> None:
     model, twin = scheduled(name).eval(), build(name).eval()
@@ -309,6 +314,7 @@ def test_recorders_of_attentions_and_hidden_states(name: str) -> None:
 # -- storage ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @everywhere
 def test_save_and_load(name: str, tmp_path: Path) -> None:
     model, inputs = scheduled(name), batch(name, 3, 5)
@@ -318,6 +324,7 @@ def test_save_and_load(name: str, tmp_path: Path) -> None:
     assert_alike(model, fresh, inputs)
 
 
+@pytest.mark.one_in(2)
 @everywhere
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_cast_after_scheduling(name: str, dtype: torch.dtype) -> None:
@@ -355,6 +362,7 @@ def test_a_compiled_model_is_refused_by_name(way: str) -> None:
         schedule.optimize(compiled, batch("gpt2"))
 
 
+@pytest.mark.one_in(2)
 @everywhere
 def test_exported(name: str) -> None:
     model, twin = scheduled(name).eval(), build(name).eval()
@@ -367,6 +375,7 @@ def test_exported(name: str) -> None:
 # -- company ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.unreplayable("the test adds buffers beside the schedule")
 @everywhere
 def test_several_models_in_one_process_do_not_meet(name: str) -> None:
@@ -387,6 +396,7 @@ def test_several_models_in_one_process_do_not_meet(name: str) -> None:
     assert_alike(first, second, inputs)
 
 
+@pytest.mark.one_in(2)
 @everywhere
 def test_threads_in_inference(name: str) -> None:
     model, twin = scheduled(name).eval(), build(name).eval()

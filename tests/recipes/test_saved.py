@@ -45,6 +45,7 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
     return [alike] if name in OFTEN else [alike, pytest.mark.slow]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in SAVED])
 def test_it_replays(name: str) -> None:
     saved = SAVED[name]

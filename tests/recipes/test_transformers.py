@@ -57,6 +57,7 @@ def made(make: Callable[[int], nn.Module], layers: int) -> nn.Module:
     return make(layers)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("make", LAYERS, ids=lambda make: make.__name__)
 def test_on_a_fresh_model_and_on_a_deeper_one(make: Callable[[int], nn.Module]) -> None:
     sch = scheduled(make, 2)

@@ -59,6 +59,7 @@ def build(name: str, implementation: str) -> tuple[nn.Module, dict[str, Tensor]]
     return model, dict(input_ids=ids, labels=ids)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
 @pytest.mark.parametrize("name", CONFIGS)

@@ -76,6 +76,7 @@ def test_the_proof_catches(name: str) -> None:
 # -- in models --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "products"), [("gpt2", 9), ("bert", 14), ("llama", 15), ("t5", 33), ("vit", 13)])
 def test_every_linear_of_a_model_is_one_call(name: str, products: int) -> None:
     model, inputs = build(name), batch(name)

@@ -29,6 +29,7 @@ def merged(name: str) -> tuple[nn.Module, schedule.Schedule, dict[str, Tensor]]:
     return model, sch, inputs
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "groups"), [("llama", 2), ("bert", 2), ("whisper", 6), ("t5", 6), ("qwen3", 2)])
 @pytest.mark.filterwarnings("ignore")
 def test_attention_of_transformers_is_merged(name: str, groups: int) -> None:

@@ -105,6 +105,7 @@ def graphs(name: str) -> tuple[testing.Traced, ...]:
     return tuple(found)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda mutate: mutate.__name__)
 @pytest.mark.parametrize(
     "name", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]

@@ -77,6 +77,7 @@ def _frozen_by_optimizer(model: nn.Module) -> None:
     next(model.parameters()).register_hook(torch.zeros_like)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("family", "mutate"),
     [

@@ -106,6 +106,7 @@ def test_an_empty_schedule_is_the_original() -> None:
     assert "no primitive was applied" in str(verify(FakeSchedule(Stack()), BATCH))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.__name__)
 def test_every_mutation_is_caught_and_its_step_named(mutation: type[Block]) -> None:
     sch = FakeSchedule(Stack())

@@ -29,7 +29,7 @@ from schedule.distributed.planning.propagation import propagate
 from schedule.distributed.planning.rehearsal import CannotRun, rehearse
 from schedule.distributed.planning.vocabularies import Vocabularies
 from schedule.distributed.tensor_parallel.callers import shared_inputs
-from schedule.distributed.tensor_parallel.propagation import follow
+from schedule.distributed.tensor_parallel.output_propagation import follow
 from schedule.distributed.tensor_parallel.sharded_modules import COLUMN, OWN, ROW, projection_of, role_of, stays_call
 from schedule.distributed.tensor_parallel.state import Sharded
 from schedule.patterns.normalized_nodes import OpNode, operands

@@ -10,7 +10,7 @@ from torch import nn
 
 from schedule.capture import Call, Recording, Specialization, TensorSpec
 from schedule.distributed.communication.mesh import TensorParallel, tensor_parallel
-from schedule.distributed.tensor_parallel.propagation import follow
+from schedule.distributed.tensor_parallel.output_propagation import follow
 from schedule.distributed.tensor_parallel.sharded_modules import COLUMN, ModuleSharding, Split, sharding_of
 from schedule.distributed.tensor_parallel.size_settings import whole_forward
 from schedule.util.errors import ShardError, TraceError

@@ -104,6 +104,7 @@ def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return [out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("training", [True, False])
 def test_what_runs_is_what_the_model_is_now(name: str, training: bool) -> None:

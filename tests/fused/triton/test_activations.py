@@ -35,6 +35,7 @@ def test_every_activation(check_against_float64, device, name, dtype, biased):
     check_against_float64(BIAS_ACTIVATION, "backward", (g, saved, bias), sums=(1,), activation=name, needs=needs)
 
 
+@pytest.mark.one_in(4)
 @every_width
 @every_dtype
 def test_every_width(check_against_float64, device, columns, dtype):

@@ -40,6 +40,7 @@ def test_forward_of_mixed_dtypes_and_strides(check_against_float64, device):
     assert out.dtype == torch.float32
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("columns", [1, 3, 65, 600])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_backward(check_against_float64, device, dtype, columns):
@@ -71,6 +72,7 @@ def test_float64(check_against_float64, device, launches):
         check_against_float64(BIAS_DROPOUT, "backward", (x, x > 0, 1 / 0.9), **dtypes)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("columns", [8, 24, 1032])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("vector", [4, 8])

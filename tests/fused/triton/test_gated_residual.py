@@ -22,6 +22,7 @@ SHAPES = [
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("shape", "of_gate"), SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_gate(check_against_float64, device, shape, of_gate, dtype):

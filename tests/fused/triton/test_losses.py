@@ -38,12 +38,14 @@ def sample(rows, columns, dtype, device):
     return logits, torch.randint(columns, (rows,), device=device)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("columns", COLUMNS)
 @every_dtype
 def test_every_width(check, device, columns, dtype):
     check(*sample(3, columns, dtype, device))
 
 
+@pytest.mark.one_in(2)
 @every_dtype
 @pytest.mark.parametrize("total", [False, True])
 @pytest.mark.parametrize("softcap", [None, 5.0])
@@ -118,6 +120,7 @@ def test_gradient_written_over_the_logits(device, dtype):
     torch.testing.assert_close(leaf.grad, expected)
 
 
+@pytest.mark.one_in(4)
 @every_dtype
 @pytest.mark.parametrize("columns", [1, 17, 65, 9001])
 @pytest.mark.parametrize("softcap", [None, 5.0])

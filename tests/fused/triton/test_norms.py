@@ -68,6 +68,7 @@ def check_layer(check_against_float64):
     return run
 
 
+@pytest.mark.one_in(4)
 @every_dtype
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_every_width(check_rms, check_layer, normal, columns, dtype):
@@ -85,6 +86,7 @@ def test_every_casting(check_rms, normal, casting, dtype):
     check_rms(normal(6, 65, dtype=dtype), normal(6, 65, dtype=dtype), weight=normal(65, dtype=dtype), casting=casting)
 
 
+@pytest.mark.one_in(3)
 @every_dtype
 @pytest.mark.parametrize("columns", [pytest.param(WHOLE, marks=pytest.mark.slow), WHOLE + 1, 2 * WHOLE + 777])
 def test_rows_longer_than_a_block(check_rms, check_layer, launches, normal, columns, dtype):
@@ -95,6 +97,7 @@ def test_rows_longer_than_a_block(check_rms, check_layer, launches, normal, colu
     assert launches == {"_norm": 2, "_norm_backward" if columns == WHOLE else "_long_norm_backward": 2}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rows", [1, 2, 63, pytest.param(300, marks=pytest.mark.slow)])
 def test_sums_over_many_rows(check_rms, check_layer, normal, rows):
     x, g, weight, bias = normal(rows, 600), normal(rows, 600), normal(600), normal(600)

@@ -31,6 +31,7 @@ def check(check_against_float64):
     return run
 
 
+@pytest.mark.one_in(4)
 @every_dtype
 @every_pairing
 @pytest.mark.parametrize(("width", "passed"), [(2, 0), (6, 0), (6, 5), (2, 1), (64, 0), (80, 16)])

@@ -57,12 +57,14 @@ def normal(*shape, dtype=torch.float32, device="cpu"):
     return (3 * torch.randn(shape)).to(device, dtype)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("columns", COLUMNS)
 @every_dtype
 def test_every_width(check, device, columns, dtype):
     check(normal(1, 1, 2, columns, dtype=dtype, device=device), scale=0.5)
 
 
+@pytest.mark.one_in(2)
 @every_dtype
 @pytest.mark.parametrize(
     "parts",
@@ -99,6 +101,7 @@ def test_every_part(check, device, rows_held, dtype, parts):
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("window", [(-1, 0), (0, 0), (-1, 3), (4, -1), (3, 1), (100, 100)])
 @pytest.mark.parametrize(("queries", "keys", "shift"), [(5, 5, 0), (3, 40, 0), (40, 3, 0), (6, 20, -4), (1, 33, 0)])
 def test_windows(check, device, rows_held, window, queries, keys, shift):

@@ -83,6 +83,7 @@ class Opened:
         return self.tab.evaluate("document.documentElement.scrollWidth - innerWidth")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize(
     "name, module, drawn", [("gpt2", "transformer.h.1.mlp", 21), ("llama", "model.layers.0.mlp", 7)]
@@ -163,6 +164,7 @@ _FIGURES = {
 _slow = pytest.mark.slow
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "width, scheme",
     [(1280, "light"), (400, "dark"), pytest.param(1280, "dark", marks=_slow), pytest.param(400, "light", marks=_slow)],
