@@ -88,6 +88,10 @@ def _register() -> None:
         registry.register_custom_class(CompiledCheck, typ="symbolic", guard_fn=_answers, members=members)
     else:
         registry.register_opaque_type(CompiledCheck, typ="reference", guard_fn=_answers, members=members)
+    # Where a caller is not compiled, because a graph ended before, it is not compiled by itself either.
+    frames = torch._C._dynamo.eval_frame
+    skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    frames.set_code_exec_strategy(CompiledCheck.holds.__code__, skipped)
 
 
 if _CAN_REGISTER:

@@ -187,3 +187,29 @@ def test_without_its_checks_compiled_code_would_miss_changes(monkeypatch: pytest
         change_class(each)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(run(x), twin(x))
+
+
+class AsksForThreads(nn.Module):
+    """Asks what torch.compile does not follow, so that its graph ends there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.fc(x))
+        return h * 2 if torch.get_num_threads() == 2 else h
+
+
+def test_a_graph_that_ends_at_a_check() -> None:
+    model, x = AsksForThreads(), torch.randn(2, 8)
+    twin = copy.deepcopy(model)
+    assert schedule.optimize(model, x, cost_guard=False).applied
+    compiled = torch.compile(model, backend="eager")
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            torch.testing.assert_close(compiled(x), twin(x))
+    finally:
+        torch.set_num_threads(threads)
