@@ -25,6 +25,7 @@ from torch import nn
 
 import schedule
 from fused.checks import MismatchError
+from schedule.capture import is_hooked
 from schedule.rules import select_rules
 from schedule.runtime.call_kinds import is_only_traced
 from schedule.runtime.scheduled import ScheduledState, state_of
@@ -209,8 +210,12 @@ def _watching(seen: _Observed, model: nn.Module, stage: str) -> Iterator[None]:
 
 
 def _count(module: nn.Module) -> int:
+    """The calls that ran the original forward: those counted, and those watched to make a graph past hooks on parts."""
     state = state_of(module)
-    return 0 if state is None else state.fallbacks
+    if state is None:
+        return 0
+    is_hooked_inside = any(is_hooked(part) for part in module.modules() if part is not module)
+    return state.fallbacks + sum(bool(each.specializations) for each in state.adaptations) * is_hooked_inside
 
 
 def _is_settled(module: nn.Module) -> bool:
