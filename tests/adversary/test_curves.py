@@ -27,7 +27,7 @@ RULES = ["default", "all"]
 _NO_WEIGHTS = r"returns \d tensors instead of|attention weights were never made"
 """A call that differs from the recorded ones runs attention as it was written: see the rule ``attention``."""
 
-_NO_CACHE = r"\['past_key_values'\] is missing"
+_NO_CACHE = r"\['(past_key_values|cache)'\] is missing"  # transformers renamed it in 5.24
 _CHECKPOINTING = rf"{_NO_CACHE}|has a hook|the graph made for it does not take it"
 DOCUMENTED = {
     "LoRA, then schedule": "nothing of what was rewritten occurs",
