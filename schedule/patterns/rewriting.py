@@ -26,6 +26,7 @@ from schedule.patterns.hazards import Hazards, check_region, plan_hoist
 from schedule.patterns.normalized_nodes import Attr
 from schedule.patterns.saving import refuse_saving
 from schedule.util.errors import MatchError
+from schedule.util.nodes import named_input
 from schedule.util.wording import counted
 
 __all__ = ["check", "copy_graph", "erased", "merge", "partition", "rewrite", "splice", "split_linear"]
@@ -262,16 +263,16 @@ def try_build(graph_match: GraphMatch, build: Build) -> None:
     graph = fx.Graph()
     made: dict[fx.Node | Attr, fx.Node] = {}
 
-    def placeholder(value: fx.Node | Attr, name: str, meta: Mapping[str, Any]) -> fx.Node:
+    def placeholder(value: fx.Node | Attr, path: str, meta: Mapping[str, Any]) -> fx.Node:
         if value not in made:
-            made[value] = graph.placeholder(name)
+            made[value] = named_input(graph, path)
             made[value].meta.update(meta)
         return made[value]
 
     def given(value: Any) -> Any:
         if isinstance(value, Attr):
             meta = {} if value.value is None else {"spec": TensorSpec.of(value.value)}
-            return placeholder(value, value.path.replace(".", "_"), meta)
+            return placeholder(value, value.path, meta)
         return fx.node.map_arg(value, lambda node: placeholder(node, node.name, node.meta))
 
     inputs = {name: given(value) for name, value in graph_match.inputs.items()}

@@ -19,6 +19,7 @@ from schedule.patterns.ops import arguments_of, operation_of
 from schedule.patterns.rewriting import Build
 from schedule.patterns.side_effects import is_plain_module
 from schedule.util.errors import NotApplicable
+from schedule.util.nodes import named_input
 
 _OPTIONS: dict[str, Any] = {"fallback_random": True}  # dropout draws the same numbers as uncompiled
 
@@ -164,8 +165,8 @@ def _operation(
     for key, value in given.items():
         if isinstance(value, Attr):
             path = f"{call.target}.{value.path}"
-            name = path.replace(".", "_")
-            inputs[name], arguments[key] = Attr(path, value.value), graph.placeholder(name)
+            arguments[key] = named_input(graph, path)
+            inputs[arguments[key].name] = Attr(path, value.value)
         else:
             arguments[key] = value
     return function, arguments

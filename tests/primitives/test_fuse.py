@@ -205,3 +205,21 @@ def test_refusals(sch: Schedule) -> None:
         mlp.fuse([match, match])
     with pytest.raises(schedule.NotApplicable, match=r"holds the call of a module, mlp(?s:.*)decompose"):
         sch["blocks.0"].fuse(sch["blocks.0"].find("mlp"))
+
+
+def layers(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.linear(F.gelu(F.linear(x, v)), w)
+
+
+def layers_with_biases(
+    x: torch.Tensor, v: torch.Tensor, a: torch.Tensor, w: torch.Tensor, b: torch.Tensor
+) -> torch.Tensor:
+    return F.linear(F.gelu(F.linear(x, v, a)), w, b)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_parameters_of_layers_by_number_are_named_in_generated_code(bias: bool) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4, bias=bias), nn.GELU(), nn.Linear(4, 4, bias=bias)), torch.randn(2, 4)
+    sch = schedule.create_schedule(model, x)
+    sch.fuse(sch.find(layers_with_biases if bias else layers, expect=1), compiler=None, name="Layers")
+    assert schedule.verify(sch, x, steps=1)
