@@ -65,7 +65,7 @@ def test_many_long_schedules() -> None:
     lengths = []
 
     @settings(many, max_examples=500, database=None, phases=[Phase.generate])
-    @given(models, st.lists(step, min_size=8, max_size=12))
+    @given(models, st.lists(step, min_size=10, max_size=14))
     def check_all(model: nn.Module, steps: list[Step]) -> None:
         lengths.append(check(model, steps))
 
