@@ -258,7 +258,11 @@ TABLE: tuple[Assumption, ...] = (
     ),
     Assumption(
         "guards in compiled code",
-        ("torch._C._dynamo.eval_frame.set_code_exec_strategy", "torch._C._dynamo.eval_frame._FrameExecStrategy"),
+        (
+            "torch._C._dynamo.eval_frame.set_code_exec_strategy",
+            "torch._C._dynamo.eval_frame._FrameExecStrategy",
+            "torch._C._dynamo.eval_frame._FrameAction.SKIP",
+        ),
         "torch.compile compiles the original forwards of scheduled modules",
         test=_compiled_checks_register,
     ),

@@ -207,7 +207,7 @@ def seeding_handlers() -> dict[Any, Handler]:
 
 
 def _shown(ev: Evaluator, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*map(ev.shown, args), **{name: ev.shown(value) for name, value in kwargs.items()})
+    return perform(function, *map(ev.shown, args), **{name: ev.shown(value) for name, value in kwargs.items()})
 
 
 def _of_numbers(function: Callable[..., Any], parameters: tuple[str, ...], least: int) -> Handler:
@@ -409,10 +409,7 @@ def _bool(ev: Evaluator, *value: Any) -> bool:
 
 
 def _of_shown(function: Any) -> Handler:
-    def handler(ev: Evaluator, *args: Any, **kwargs: Any) -> Any:
-        return perform(function, *map(ev.shown, args), **kwargs)
-
-    return handler
+    return lambda ev, *args, **kwargs: _shown(ev, function, *args, **kwargs)
 
 
 for _builtin in (int, float, complex, str, repr, hash, abs, bytes, slice):
